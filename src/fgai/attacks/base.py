@@ -30,42 +30,26 @@ from fgai.threads import with_gradients
 from fgai.trackers import Tracker
 from fgai.typed import typed
 
-MOST_SINGLE_USES = 3
-"""A plan for partial passes costs time: after so many plans used once only, a judge makes full passes."""
+MOST_SINGLE_USES = 3  # plans for partial passes used once only, after which a judge makes full passes
 
 
 @typed
 @dataclass
 class Ledger:
-    """The cost and the course of an attack.
+    """The cost and the course of an attack."""
 
-    Attributes:
-        steps: gradient steps over all restarts.
-        forwards: forward passes, the judging ones included.
-        seconds: wall-clock time.
-        gradient: largest entry of any gradient, in size; 0 where none was taken.
-        curve: objective at each candidate that was judged, in order.
-        feasible: share of the candidates that meet the objective's constraint; None without one.
-        partial: forward passes that computed only the rows in reach of the change.
-        share: mean over the forward passes of the work done, as a share of a full pass.
-        members: of an ensemble, a row per member and rule of endpoints; empty for other attacks.
-        damages: damage of each candidate by a full pass, random noise first.
-        won: index of the chosen change among those.
-        rules: of an ensemble, the rule that chose the endpoints of each proposed change; else empty.
-    """
-
-    steps: int = 0
-    forwards: int = 0
-    seconds: float = 0.0
-    gradient: float = 0.0
-    curve: list[float] = field(default_factory=list)
-    feasible: float | None = None
-    partial: int = 0
-    share: float = 1.0
-    members: list[dict[str, Any]] = field(default_factory=list)
-    damages: list[float] = field(default_factory=list)
-    won: int = 0
-    rules: list[str] = field(default_factory=list)
+    steps: int = 0  # gradient steps over all restarts
+    forwards: int = 0  # forward passes, the judging ones included
+    seconds: float = 0.0  # wall-clock time
+    gradient: float = 0.0  # largest entry of any gradient, in size; 0 where none was taken
+    curve: list[float] = field(default_factory=list)  # objective at each candidate that was judged
+    feasible: float | None = None  # share of the candidates that meet the objective's constraint, if any
+    partial: int = 0  # forward passes that computed only the rows in reach of the change
+    share: float = 1.0  # mean over the forward passes of the work done, as a share of a full pass
+    members: list[dict[str, Any]] = field(default_factory=list)  # of an ensemble, per member and rule
+    damages: list[float] = field(default_factory=list)  # per candidate by a full pass, random noise first
+    won: int = 0  # index of the chosen change among those
+    rules: list[str] = field(default_factory=list)  # of an ensemble, the rule of each proposed change
 
     def proposals(self) -> list[tuple[dict[str, Any] | None, float]]:
         """Return the member that proposed each change, None for a restart's noise, and its damage."""
@@ -114,7 +98,7 @@ class Judge:
     def value(self, change: GraphChange) -> Tensor:
         """Return the objective after a change of the clean graph, with gradients to its features.
 
-        Successive changes with the same edges share work; where that pays, only rows in reach are computed.
+        Successive changes with the same edges share work; only rows in reach are computed where that pays.
         """
         if change.entry_values is not None:
             return self(change.apply(self.graph)[0])
@@ -147,9 +131,8 @@ class Judge:
     ) -> SearchResult:
         """Climb from `start` [M, F] and return the point with the largest value of the objective.
 
-        The edges and rows of `change` are fixed, its field `variable` moves inside the box. A `guide` is a
-        smoother objective to climb. Forward passes and values are noted here, steps and gradients by the
-        attack (`Ledger.add`).
+        The field `variable` of `change` moves inside the box; a `guide` is a smoother objective to climb.
+        Forward passes and values are noted here, steps and gradients by the attack (`Ledger.add`).
         """
         site = self.site(change)
         site.variable, passes = variable, site.passes
@@ -188,15 +171,10 @@ class Judge:
 class AttackResult:
     """The strongest perturbation of a search, already checked against the budget.
 
-    Attributes:
-        graph: perturbed; its first N nodes are the original ones.
-        edge_map: of the original edges (prepared graph) into `graph`.
-        change: the perturbation itself.
-        value: of the objective, judged afresh.
-        start: value of the objective on the clean graph.
-        noise: value under random noise of the same budget.
-        ledger: what was spent.
-        by_rule: of an ensemble, the strongest change at the endpoints of each rule; else empty.
+    `graph` is perturbed: its first N nodes are the original ones, and `edge_map` leads from the original
+    edges (of the prepared graph) into it. `value` is the objective, judged afresh; `start` its value on the
+    clean graph, `noise` that under random noise of the same budget. `by_rule` holds, of an ensemble, the
+    strongest change at the endpoints of each rule; else nothing.
     """
 
     graph: Graph
@@ -213,11 +191,8 @@ class AttackResult:
 class Attack(ABC):
     """An attack with its settings; the data comes with the call.
 
-    Args:
-        budget: what it may spend.
-        objective: what it maximises: a name from `OBJECTIVES`, an `Objective`, or a function of (logits,
-            attention, clean).
-        k: size of the explanation, for objectives named by a word.
+    It maximises `objective`: a name from `OBJECTIVES`, an `Objective`, or a function of (logits, attention,
+    clean). `k` is the size of the explanation, for objectives named by a word.
     """
 
     name = "attack"  # in tables and records
@@ -237,8 +212,7 @@ class Attack(ABC):
     ) -> Iterator[GraphChange]:
         """Yield candidate changes of one restart; the first is random noise within the budget.
 
-        `judge.value(change)` returns the objective after a change, with gradients to its features;
-        `judge.clean` holds the output of the model before.
+        `judge.value(change)` is the objective after a change, `judge.clean` the output of the model before.
         """
 
     def specification(self) -> dict[str, Any]:
@@ -279,14 +253,11 @@ class Attack(ABC):
     ) -> AttackResult:
         """Attack `model` on `data` and return the strongest change; the model is left as it was.
 
-        Args:
-            model: attacked through its own gradients, in eval mode.
-            data: a `Graph` or PyG `Data`.
-            seed: of starts and random endpoints; random endpoints are the same for every model.
-            partial: compute only the rows in reach of a change where that pays; same values, fewer edges.
-            vanilla: the model the attacked one was made from, read by attacks that choose endpoints.
-            on_step: called with a few words before each long step of the search.
-            tracker: receives every value judged, in order, when the search is over.
+        The attack goes through the model's own gradients, in eval mode. `seed` is of starts and random
+        endpoints, which are the same for every model. `partial` computes only the rows in reach of a change
+        where that pays, with the same values. `vanilla` is the model the attacked one was made from, read by
+        attacks that choose endpoints. `on_step` gets a few words before each long step; `tracker` every value
+        judged, when the search is over.
 
         Raises:
             BudgetError: the budget is impossible on this graph, or the attack overspent it.
@@ -375,14 +346,12 @@ class _DamageAttack(Attack):
     def scores_of(
         self, site: _InjectionSite, values: Tensor, losses: Sequence[str]
     ) -> list[tuple[float, float]]:
-        """The damage and the loss of each of these values [B, M, F]."""
         with torch.no_grad():
             loss, damage = _damage_at(site, self.objective, losses)(site.run(values))
         return list(zip(damage.tolist(), loss.tolist(), strict=True))
 
 
 def _track(tracker: Tracker, run: str, result: AttackResult) -> None:
-    """Give a tracker the values that were judged, the best so far beside each."""
     tracker.on_start(run, [])
     best = -math.inf
     for step, value in enumerate(result.ledger.curve):
@@ -393,7 +362,7 @@ def _track(tracker: Tracker, run: str, result: AttackResult) -> None:
 
 
 def _warn_if_weak(attack: Attack, result: AttackResult, grew: bool) -> None:
-    """Warn of a search without result, unless the damage it is chosen by `grew` beyond noise."""
+    """Warn of a search without result, unless the damage `grew` beyond noise."""
     if not result.ledger.steps:
         return
     label = f"{attack.name} ({attack.objective.name})"

@@ -19,8 +19,7 @@ from fgai.sparse import edge_keys
 from fgai.tasks import task_of
 from fgai.typed import typed
 
-BEYOND = 0.1
-"""How far a box from the data reaches beyond each feature's range, on both sides, as a share of its width."""
+BEYOND = 0.1  # how far a box from the data reaches beyond each feature's range, as a share of its width
 SLACK = 1e-6  # rounding that a check of a box forgives, as a share of half the width
 
 
@@ -28,7 +27,7 @@ SLACK = 1e-6  # rounding that a check of a box forgives, as a share of half the 
 class Box:
     """An interval for every feature [F]; `low, high = box` unpacks it.
 
-    A search moves points in [-1, 1], the ends of a feature's interval, so its unit and origin do not matter.
+    A search moves points in [-1, 1], the ends of the interval, so that a feature's unit does not matter.
     """
 
     low: Tensor
@@ -75,10 +74,7 @@ class Box:
 
 
 def data_range(graph: Graph) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value of each feature [F], of `Graph.peers` if any.
-
-    `InputError` if one is not finite, or too large to compute with.
-    """
+    """Return each feature's range, [F] twice, of `Graph.peers` if any; `InputError` if it is infinite."""
     if graph.features is None:
         return torch.zeros(0, device=graph.device), torch.zeros(0, device=graph.device)
     low, high = graph.features.range(graph.peers)
@@ -103,11 +99,10 @@ def warn_if_narrow(interval: tuple[float, float] | None, low: Tensor, high: Tens
     left = ((low < interval[0]) | (high > interval[1])).nonzero().flatten()
     if left.numel():
         first = int(left[0])
+        inside = f"feature {first} lies in [{float(low[first]):.4g}, {float(high[first]):.4g}]"
         text = (
             f"`box` [{interval[0]:.4g}, {interval[1]:.4g}] is narrower than the data: {left.numel()} of"
-            f" {low.numel()} features leave it (feature {first} lies in [{float(low[first]):.4g},"
-            f" {float(high[first]):.4g}]), so new nodes cannot have values that real ones have; widen it, or"
-            " leave it out to take it from the data"
+            f" {low.numel()} features leave it ({inside}); widen it, or leave it out"
         )
         warn(ReliabilityWarning("box-narrower-than-data", text))
 
@@ -171,10 +166,7 @@ class Budget:
         return asdict(self)
 
     def feature_box(self, graph: Graph) -> Box:
-        """Return the interval of every feature of new nodes on `graph`.
-
-        `BudgetError` if the box lies outside the data's range, or no feature of the data varies.
-        """
+        """Return the interval of each new feature; `BudgetError` if it is empty or outside the data."""
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
         low, high = data_range(graph)  # kept with the features: one `high` for each `low`
@@ -226,7 +218,7 @@ class Budget:
 
 
 def smallest_pool(graph: Graph, nodes: Tensor) -> int:
-    """How many of `nodes` one new node can be joined to: all, or those of the smallest graph of a batch."""
+    """How many of `nodes` one new node can join: all, or those of the smallest graph of a batch."""
     if graph.batch is None:
         return int(nodes.numel())
     counts = torch.bincount(graph.batch[nodes])
@@ -289,7 +281,6 @@ def _check_inside(ends: Tensor | None, limit: int, graph: Graph, name: str) -> N
 
 
 def _check_edges(change: GraphChange, budget: Budget, graph: Graph, shares: int) -> None:
-    """Check the edges that are added and removed between existing nodes; removed ones must exist."""
     added, removed = (0 if pairs is None else pairs.shape[1] for pairs in (change.edges, change.removed))
     allowed = 0 if budget.nodes else budget.edges * shares
     if added + removed > allowed:

@@ -1,8 +1,7 @@
 """Where new nodes are joined: at random, in one neighbourhood, or by rules that read the graph and a model.
 
-`random`, `cover` and `defects` read the vanilla model at most: methods given the same `vanilla` meet the same
-endpoints and may be compared node by node (`SHARED_RULES`). `weakest` reads the attacked model. All give the
-same number of nodes and edges, taken from the targets, distinct within a row.
+`SHARED_RULES` read the vanilla model at most: methods with the same `vanilla` may be compared node by node.
+`weakest` reads the attacked model. All give the same number of nodes and edges, distinct within a row.
 """
 
 from __future__ import annotations
@@ -87,10 +86,7 @@ def _batch_endpoints(
     shape: tuple[int, int],
     generator: torch.Generator,
 ) -> Tensor:
-    """Return the endpoints [size, edges] of a batch: the best-scored targets, classes spread evenly.
-
-    `graph` and `logits` include earlier batches, `clean` are the logits on the clean graph.
-    """
+    """Return endpoints [size, edges]: best-scored targets, classes spread; `clean` is before the attack."""
     size, edges = shape
     label = clean[nodes].argmax(1)
     probability = logits[nodes].softmax(1).gather(1, label[:, None]).squeeze(1)
@@ -116,19 +112,18 @@ class _EndpointContext:
 
 
 def _random_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
-    """The seed's own, as every attack draws them."""
     return draw_endpoints(context.nodes, *context.shape, generator, context.graph.batch)
 
 
 def _cover_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
     """Greedy cover: the targets next to the most low-degree targets.
 
-    An attacked node u moves by about 1/d_u for each of its neighbours that moves, so joining v is worth
+    An attacked node u moves by about 1/d_u for each neighbour that moves. With `covered_u` the sum of 2/d_u
+    over the endpoints next to u, joining v is worth
 
-        Σ_{u ∈ N(v) ∪ {v}, u a target} relu(1 − covered_u) / d_u,
+        Σ_{u ∈ N(v) ∪ {v}, u a target} relu(1 − covered_u) / d_u.
 
-    where every endpoint next to u covers a part 2/d_u of it. Endpoints are taken one after the other, the
-    best first, and dealt out so that each new node gets targets of one predicted class.
+    Endpoints are taken best first, and each new node gets targets of one predicted class.
     """
     return _cover_rows(torch.ones(len(context.rows), dtype=torch.float64), context, generator)
 
@@ -144,7 +139,6 @@ def _weakest_endpoints(context: _EndpointContext, generator: torch.Generator) ->
 
 
 def _cover_rows(weights: Tensor, context: _EndpointContext, generator: torch.Generator) -> Tensor:
-    """Return the endpoints of a greedy cover of the attacked rows with these weights [T]."""
     adjacency, nodes = context.graph.adjacency, context.graph.num_nodes
     weight, allowed = np.zeros(nodes), np.zeros(nodes, dtype=np.bool_)
     weight[context.rows.cpu().numpy()] = weights.cpu().numpy()
@@ -203,8 +197,7 @@ def _deal(chosen: Tensor, context: _EndpointContext, generator: torch.Generator)
     """Deal endpoints to rows, those of one predicted class together; too few are filled up at random."""
     count, each = context.shape
     if context.vanilla_logits is not None:
-        label = context.vanilla_logits.argmax(1).cpu()[chosen]
-        chosen = chosen[label.argsort(stable=True)]
+        chosen = chosen[context.vanilla_logits.argmax(1).cpu()[chosen].argsort(stable=True)]
     missing = count * each - chosen.numel()
     device = context.nodes.device
     if missing <= 0:
@@ -220,5 +213,4 @@ RULES: dict[str, Callable[[_EndpointContext, torch.Generator], Tensor]] = {
     "defects": _defect_endpoints,
     "weakest": _weakest_endpoints,
 }
-SHARED_RULES = ("random", "cover", "defects")
-"""Rules whose endpoints are the same for every method with the same `vanilla`."""
+SHARED_RULES = ("random", "cover", "defects")  # the same endpoints for every method with one `vanilla`

@@ -45,7 +45,6 @@ SPREAD, RATE = 0.7, 0.5
 GAIN = 6.0  # how hard mixtures of the evolution are pushed towards corners of the box
 BASELINES = ((10, 0.1, 1), (50, 0.05, 3))  # steps, step size and restarts of `standard` and `strong`
 SHORT = ("sign", "momentum", "adam small margin", "adam others", "adam others reach", "straight momentum")
-"""Names of the members of `ShortEnsemble`, for both objectives."""
 SHORT_RULES = ("random", "cover", "weakest")
 
 
@@ -53,15 +52,10 @@ SHORT_RULES = ("random", "cover", "weakest")
 class EnsembleInjection(_DamageAttack):
     """New nodes, searched for by all members at all sets of endpoints; the change with most damage counts.
 
-    The ledger's `members` has the result of each at each set of endpoints.
-
-    Args:
-        budget: what it may change; `steps`, where not 0, is the most any member takes.
-        objective: as for every attack.
-        k: size of the explanation.
-        members: the searches; None takes those of the objective.
-        rules: names from `RULES`: where new nodes are joined.
-        baselines: steps, step size and restarts of `PGDInjection`s: the ensemble is never weaker than these.
+    The ledger's `members` has the result of each at each set of endpoints. `budget.steps`, where not 0, is
+    the most any member takes. `members` are the searches, by default those of the objective; `rules` name
+    where new nodes are joined, see `RULES`; `baselines` are (steps, step size, restarts) of `PGDInjection`s,
+    and the ensemble is never weaker than these.
     """
 
     name = "ensemble-injection"
@@ -171,15 +165,15 @@ class EnsembleInjection(_DamageAttack):
                     damage = self.damage(judge, change.detach(), 0.0)
                 assert change.features is not None
                 numbers = (damage, 0.0, own.gradient, budget.steps)
-                seconds = perf_counter() - began
-                ledger.add(SearchResult(change.features, *numbers, seconds=seconds), BASELINE)
+                result = SearchResult(change.features, *numbers, seconds=perf_counter() - began)
+                ledger.add(result, BASELINE)
                 ledger.rules.append("random")
                 yield change
 
     def _endpoints(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge
     ) -> dict[str, Tensor]:
-        """Endpoints by rule, those of the seed first; on links and small graphs there are no others."""
+        """Endpoints by rule, those of the seed first, which are the only ones on links and small graphs."""
         clean, shape = judge.clean, (self.budget.nodes, self.budget.edges)
         if graph.batch is not None or graph.links is not None:
             context = _EndpointContext(graph, nodes, nodes, None, shape)
@@ -194,7 +188,6 @@ class EnsembleInjection(_DamageAttack):
     def _search(
         self, members: Sequence[Member], rule: str, context: _StartContext, site: _InjectionSite, judge: Judge
     ) -> list[tuple[Member, SearchResult]]:
-        """Return the result of every member at one set of endpoints."""
         results: list[tuple[Member, SearchResult]] = []
         for batch in _batches(members):
             others = len(batch) - 1
@@ -257,10 +250,7 @@ def _prototypes(context: _StartContext, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def _evolution_search(site: _InjectionSite, score: Score, context: _StartContext) -> SearchResult:
-    """Return the worst features of an evolution strategy; if worse than the climbs', gradients are masked.
-
-    Mixtures of `_prototypes` evolve, pushed to the box; rounding and saturation in the model do not stop it.
-    """
+    """Return the worst features of an evolution strategy, which rounding and saturation do not stop."""
     began, generator = perf_counter(), context.stream(EVOLUTION)
     basis = _prototypes(context, generator)
     mean = torch.zeros(context.endpoints.shape[0], basis.shape[0], dtype=torch.float32)
@@ -283,7 +273,6 @@ def _evolution_search(site: _InjectionSite, score: Score, context: _StartContext
 
 
 def _warn_if_masked(evolved: SearchResult, climbed: Sequence[SearchResult]) -> None:
-    """Warn of climbs with zero gradients, and of climbs weaker than the search without gradients."""
     zero = sum(one.steps > 0 and one.gradient == 0.0 for one in climbed)
     if zero:
         text = f"{zero} of {len(climbed)} climbs had gradients of exactly zero, so they searched at random"

@@ -64,11 +64,7 @@ def _draw_edges(
 
 
 class FeaturePGD(Attack):
-    """Small changes of the features of a sample of the target nodes, by signed gradient steps.
-
-    Radius and step size are in units of half the box of each feature. A changed feature may leave the box by
-    the radius.
-    """
+    """Signed gradient steps on features of some targets; radius and step are in units of half the box."""
 
     name = "feature-pgd"
 
@@ -99,10 +95,9 @@ class FeaturePGD(Attack):
 class DICE(Attack):
     """Removes random edges between target nodes of one class and adds edges between classes, half of each.
 
-    The labels are those an attacker at test time can have: the true ones of training nodes, the clean model's
-    predictions everywhere else. Where fewer edges join equals than half the budget, the rest is spent on new
-    edges; where all nodes look alike, no edge is added. There is no search, so the objective only measures.
-    Self-loops stay.
+    Labels are those an attacker at test time can have: the true ones of training nodes, elsewhere the clean
+    model's predictions. Where fewer edges join equals than half the budget, the rest is spent on new edges;
+    where all nodes look alike, no edge is added. There is no search, and self-loops stay.
 
     Reference: Waniek, Michalak, Wooldridge, Rahwan, Hiding individuals and communities in a social network,
     2018. Theirs flips a coin for every edge; we split the budget evenly.
@@ -150,13 +145,13 @@ class PRBCD(Attack):
     """Edges between target nodes added or removed, by projected randomised block coordinate descent.
 
     Every pair of targets may be flipped. A random block of pairs has weights p in [0, 1]: a new edge has
-    weight p, an edge of the graph 1 - p. The weights climb the objective and are projected onto Σ p <= edges;
-    pairs of small weight are drawn anew. Weights enter attention as log-weights on the score. At the end they
-    are rounded, so the graph that is judged has whole edges.
+    weight p, an edge of the graph 1 - p. They enter attention as log-weights on the score, climb the
+    objective and are projected onto Σ p <= edges; pairs of small weight are drawn anew. At the end they are
+    rounded.
 
     The memory on top of a forward pass grows with the block, not with the number of pairs. `edges` counts
-    flips, `steps` are the gradient steps, `step_size` is the rate in PyG's scale (it multiplies that by
-    edges / targets), and positional encodings stay as they were.
+    flips, `step_size` is the rate in PyG's scale (it multiplies that by edges / targets), and positional
+    encodings stay as they were.
 
     Reference: Geisler et al., Robustness of Graph Neural Networks at Scale, NeurIPS 2021, as implemented in
     `torch_geometric.contrib`. Its options live in one dictionary shared by all instances; ours has its own.
@@ -237,14 +232,14 @@ class _Flips:
 
 
 class _FlipObjective(nn.Module):
-    """What PyG's attack takes for a model: weighted pairs in, the attacker's objective out."""
+    """The objective as a function of weighted pairs, in place of a model in PyG's attack."""
 
     def __init__(self, flips: _Flips, judge: Judge, ledger: Ledger) -> None:
         super().__init__()
         self.flips, self.judge, self.ledger = flips, judge, ledger
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
-        # A gradient step is under way exactly if the weights have a gradient.
+        # Only in a gradient step have the weights a gradient.
         if not edge_weight.requires_grad:
             return self.judge(self.flips.rounded(edge_index, edge_weight))
         self.ledger.steps += 1
@@ -294,18 +289,16 @@ def _random_pairs(count: int, number: int, generator: torch.Generator) -> Tensor
 def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[Tensor, AttentionMap]:
     """Return the logits where edges have weights [E], and the attention with the weights divided out.
 
-    Weights enter attention as log-weights on the score: w_e exp(s_e) / Σ w exp(s) over a node's edges. Models
-    that do not read them from the graph get the same after the softmax, w_e a_e · (Σ a) / (Σ w a).
+    Weights enter as log-weights on the score: w_e exp(s_e) / Σ w exp(s) over a node's edges. Models that do
+    not read them get the same after the softmax, w_e a_e · (Σ a) / (Σ w a).
     """
     if graph_model(model) is not None:
         edge_weight = weight if graph.edge_weight is None else weight * graph.edge_weight
         observation = observe(model, graph.replace(edge_weight=edge_weight), grad=True)
     else:
-
-        def reweighted(layer: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-            return _reweighted(graph.keys, weight, attention, source, destination)
-
-        observation = observe(model, graph, grad=True, perturb=reweighted)
+        observation = observe(
+            model, graph, grad=True, perturb=lambda _, *edges: _reweighted(graph.keys, weight, *edges)
+        )
     layers = []
     for layer in observation.attention:
         own = _look_up(layer.keys, graph.keys, weight).to(layer.values.dtype).clamp(min=TINY)
@@ -316,10 +309,7 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
 def _reweighted(
     keys: Tensor, weight: Tensor, attention: Tensor, source: Tensor, destination: Tensor
 ) -> Tensor:
-    """Put the weights [K] of edges with sorted `keys` [K] on attention [E, H]: w_e a_e · (Σ a) / (Σ w a).
-
-    A node all of whose edges have weight 0 gets zeros, like one without edges.
-    """
+    """Put weights [K] of edges with sorted `keys` on attention [E, H]: w_e a_e · (Σ a) / (Σ w a), or 0."""
     weighted = attention * _look_up(edge_keys(source, destination), keys, weight).to(attention.dtype)[:, None]
     count = int(destination.max()) + 1 if destination.numel() else 0
     empty = attention.new_zeros(count, attention.shape[1])

@@ -24,12 +24,10 @@ from fgai.typed import typed
 
 SOURCES = 12  # real nodes that a new one may be made of
 COPY_LOGIT = 4.0  # log-weight at which a climb begins of the node it copies; 0 of the others
-CLIMBS = {"from equal parts": "margin", "from copies": "margin", "from mixtures": "reach"}
-"""The loss of each climb: from equal parts, from the worst copies, from the worst mixtures."""
+CLIMBS = {"from equal parts": "margin", "from copies": "margin", "from mixtures": "reach"}  # loss of each
 BATCHES = 5  # the new nodes come in, as in the original (a fifth each)
 SMOOTH = 4.0  # cross-entropy, in nats, from which a node counts as misclassified and has no gradient
 SINE = _Space(start=lambda angle, box: angle, features=lambda angle, box: box.features(torch.sin(angle)))
-"""Unbounded angles, from which a climb begins; features are their sines."""
 
 
 @typed
@@ -57,9 +55,8 @@ class RandomInjection(Attack):
 class PGDInjection(RandomInjection):
     """New nodes whose features climb the objective by signed gradient steps inside the box.
 
-    The climb of the first restart begins at the middle of the box, from which every corner is within reach;
-    later restarts begin at random. The best point counts, so more steps never make the attack weaker.
-    With `Budget(steps=1, step_size=1.0)` it is FGSM: one step, from the middle to a corner.
+    The first climb begins at the middle of the box, later restarts begin at random. The best point counts, so
+    more steps never make the attack weaker. `Budget(steps=1, step_size=1.0)` gives FGSM.
     """
 
     name = "pgd-injection"
@@ -74,8 +71,7 @@ class PGDInjection(RandomInjection):
         yield noise
         budget = self.budget
         spec = SearchSpec(space="box", optimiser="sign", rate=budget.step_size, steps=budget.steps)
-        restart = ledger.steps // max(1, spec.steps)
-        change, start = self.begin(graph, nodes, generator, restart, noise)
+        change, start = self.begin(graph, nodes, generator, ledger.steps // max(1, spec.steps), noise)
         start = box.middle.expand(len(noise.endpoints), -1) if start is None else start.clamp(*box)
         result = judge.climb(change, start, spec, box)
         ledger.add(result)
@@ -92,7 +88,7 @@ class AdaptiveInjection(PGDInjection):
     """Several climbs, each from a start that suits another kind of defence; the best counts.
 
     Defences distrust edges between unlike nodes and edges that do not fit the large-scale structure of the
-    graph, so restarts differ, in turn, in where the new nodes are joined and in the features they begin with:
+    graph, so restarts differ, in turn, in the endpoints and in the first features:
 
     1. endpoints at random, features from the middle of the box: as `PGDInjection`;
     2. the same endpoints, features from the average of the endpoints' own;
@@ -117,7 +113,6 @@ class AdaptiveInjection(PGDInjection):
 
 
 def _mean_of_endpoints(graph: Graph, endpoints: Tensor) -> Tensor:
-    """Return [M, F]: the average features of the nodes that each new node is joined to."""
     assert graph.features is not None
     rows, positions = torch.unique(endpoints, return_inverse=True)
     real = graph.features.select(rows)
@@ -130,10 +125,9 @@ def _mean_of_endpoints(graph: Graph, endpoints: Tensor) -> Tensor:
 class NaturalInjection(_DamageAttack):
     """New nodes whose features are those of real nodes of other classes, or mixtures of a few of them.
 
-    Every new node lies in the convex hull of a few real ones, x = Σ_c softmax(θ)_c x_c, so a detector of
-    unusual features finds nothing. Tried are copies, random mixtures, and mixtures whose weights θ climb by
-    Adam, with the budget's steps and step size; the one with most damage counts. Random noise, the first
-    candidate, is made of copies of random nodes.
+    Every new node is x = Σ_c softmax(θ)_c x_c over a few real ones, so a detector of unusual features finds
+    nothing. Tried are copies, random mixtures, and mixtures whose θ climb by Adam with the budget's steps and
+    step size; the one with most damage counts. Random noise is made of copies of random nodes.
     """
 
     name = "natural-injection"
@@ -151,8 +145,7 @@ class NaturalInjection(_DamageAttack):
         assert graph.features is not None
         endpoints = draw_endpoints(nodes, self.budget.nodes, self.budget.edges, generator, graph.batch)
         drawn = torch.randint(graph.num_nodes, (endpoints.shape[0],), generator=generator)
-        noise = graph.features.select(drawn.to(graph.device))
-        yield GraphChange(endpoints=endpoints, features=noise)
+        yield GraphChange(endpoints=endpoints, features=graph.features.select(drawn.to(graph.device)))
         site = self.site(judge, GraphChange(endpoints=endpoints))
         context = _StartContext(graph, endpoints, self.predicted_classes(judge), box)
         pool = graph.features.select(_nodes_of_other_classes(context, SOURCES, generator).flatten())
@@ -197,19 +190,17 @@ class TDGIA(RandomInjection):
 
         (2 + p_v) · (0.9 / d_v + 0.1 / √(e d_v)),
 
-    p_v its probability of the clean prediction, d_v its degree plus one, e the edges of a new node. The best
-    are dealt to the new nodes so that each gets a mixture of classes. Then the features of all new nodes so
-    far, x = middle + half-width · sin(u), climb by Adam on u. Under the `prediction` objective they climb
+    p_v its probability of the clean prediction, d_v its degree plus one, e the edges of a new node. Each new
+    node gets some of the best, of mixed classes. Then the features of all new nodes so far, x = middle +
+    half-width · sin(u), climb by Adam on u. Under the `prediction` objective they climb
 
         -mean over targets of relu(4 - cross-entropy)²,
 
-    which has no gradient at nodes that are misclassified already; other objectives are climbed as they
-    are. The objective itself chooses the best point of each batch. `steps` are shared by the batches,
-    `step_size` is Adam's rate.
+    which has no gradient at nodes that are misclassified; other objectives as they are. The objective itself
+    chooses the best point of each batch. `steps` are shared by the batches, `step_size` is Adam's rate.
 
     Reference: Zou et al., TDGIA: Effective Injection Attacks on Graph Neural Networks, KDD 2021. Theirs ranks
-    with a surrogate model's predictions and has hundreds of steps a batch; ours goes through the attacked
-    model itself, within the budget.
+    with a surrogate model and has hundreds of steps a batch; ours goes through the attacked model itself.
     """
 
     name = "tdgia"
@@ -253,8 +244,7 @@ class TDGIA(RandomInjection):
 
 def _smooth_prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """`-mean relu(4 - cross-entropy)²` against the clean prediction; we maximise it."""
-    label = clean.logits[clean.nodes].argmax(1)
-    loss = cross_entropy(logits[clean.nodes], label, reduction="none")
+    loss = cross_entropy(logits[clean.nodes], clean.logits[clean.nodes].argmax(1), reduction="none")
     return -(SMOOTH - loss).clamp(min=0).square().mean()
 
 

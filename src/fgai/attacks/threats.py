@@ -23,14 +23,9 @@ from fgai.typed import typed
 class Threat:
     """A named threat: which attack, with which budget, and what for.
 
-    Attributes:
-        name: for `make_attack` and records.
-        attack: its class.
-        budget: on one graph, for nodes and links.
-        about: one line.
-        per_graph: the budget for each graph of a batch of small ones; `budget` where None.
-        objective: what the attacker maximises, if that is part of the threat; None leaves it to the caller.
-        weak: why its search is too weak for a claim; empty if it is not.
+    `budget` is that on one graph, `per_graph` that for each graph of a batch of small ones (`budget` where
+    None). `objective` is what the attacker maximises, if that is part of the threat. `weak` says why its
+    search is too weak for a claim; empty if it is not. `about` is one line.
     """
 
     name: str
@@ -70,8 +65,7 @@ class Threat:
         return replace(self, budget=replace(self.budget, **changes), per_graph=per_graph)
 
 
-DEFAULT = "ensemble-short"
-"""The threat of `evaluate`, `compare`, `report` and `audit` if none is named."""
+DEFAULT = "ensemble-short"  # the threat of `evaluate`, `compare`, `report` and `audit` if none is named
 
 
 def _injection(name: str, attack: type[Attack], about: str, *, weak: str = "", **search: Any) -> Threat:
@@ -82,7 +76,6 @@ def _injection(name: str, attack: type[Attack], about: str, *, weak: str = "", *
 
 SIGN_50: dict[str, Any] = {"steps": 50, "step_size": 0.05}
 LARGE: tuple[dict[str, Any], dict[str, Any]] = {"nodes": 60, "edges": 40}, {"nodes": 3, "edges": 4}
-"""Nodes and edges of the strong threats, and those in each graph of a batch."""
 _ALL = (
     _injection(DEFAULT, ShortEnsemble, ", the searches that find most, 100 steps each: about a minute"),
     _injection(
@@ -193,17 +186,11 @@ def make_attack(
     k: int = 5,
     task: str = "node",
 ) -> Attack:
-    """Return the attack of a threat.
+    """Return the attack of a threat: a name from `THREATS`, or a `Threat` of your own.
 
-    Args:
-        threat: a name from `THREATS`, or a `Threat` of your own.
-        objective: what the attacker maximises: `prediction` by default, or the threat's own objective.
-        targets: what is attacked: `test`, `val` or `fit`.
-        k: size of the explanation, for the explanation objective.
-        task: its name, e.g. `node`, `link` or `graph`; small graphs get a small budget each.
-
-    Raises:
-        InputError: an unknown name, or another objective than that of a threat which has its own.
+    `objective` is `prediction` by default, or the threat's own; `targets` are `test`, `val` or `fit`; `k` is
+    the size of the explanation, for its objective; `task` is `node`, `link` or `graph`, whose small graphs
+    get a small budget each. `InputError` for an unknown name, or another objective than the threat's own.
     """
     threat = threat_of(threat)
     chosen = (threat.objective or "prediction") if objective is None else objective

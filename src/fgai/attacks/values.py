@@ -28,26 +28,24 @@ UNIT = _Space(
     project=lambda point, box: point.clamp_(0.0, 1.0),
     half=0.5,
 )
-"""Points of the limits' unit box as they are; `box` in records."""
 CLIMBS = {
     "sign": SearchSpec(space=UNIT, optimiser="sign", rate=0.04),
     "adam margin": SearchSpec(),
     "adam reach": SearchSpec(loss="reach"),
 }
 STARTS = ("contained", "uniform", "corners")
-INSIDE = 0.02
-"""Distance from the corner at which a climb from a corner begins: at the corner itself, tanh is flat."""
+INSIDE = 0.02  # distance from the corner at which a climb begins: at the corner itself, tanh is flat
 
 
 @typed
 class ValueInjection(_DamageAttack):
     """New nodes searched for in the box of values that the first layer's limits allow a node.
 
-    Whatever its features, all that attention reads of a new node behind limits is a point in that box, so the
-    damage at the worst point bounds every attack by features, with any feature box, at the same endpoints (of
-    GAT and GATv2; a GT also passes features on beside attention, and those stay). The search may miss that
-    point. It starts from the result of `feature_attack`, by default the ensemble at the seed's endpoints, so
-    it is never weaker. `steps` of the budget, where not 0, are those of each climb.
+    Behind limits all that attention reads of a new node is a point in that box, so the damage at the worst
+    point bounds every attack by features, with any feature box, at the same endpoints (of GAT and GATv2; a GT
+    also passes features on beside attention, and those stay). The search may miss that point, but is never
+    weaker than `feature_attack`, by default the ensemble at the seed's endpoints, from whose result it
+    starts. `steps` of the budget, where not 0, are those of each climb.
     """
 
     name = "value-injection"
@@ -140,8 +138,7 @@ def _entry_values(judge: Judge, change: GraphChange) -> Tensor:
 
     def keep_points(limits: Limits, clip: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         out = clip(x)
-        rows = out[-count:].view(count, *limits.low.shape)
-        points.setdefault(limits, limits.points_of(rows).flatten(1))
+        points.setdefault(limits, limits.points_of(out[-count:].view(count, *limits.low.shape)).flatten(1))
         return out
 
     with torch.no_grad(), overriding(entry, keep_points):

@@ -17,14 +17,9 @@ from fgai.typed import typed
 class GraphChange:
     """New nodes, or edges to add and remove, and changes of features; None for what does not change.
 
-    Attributes:
-        endpoints: [M, e] neighbours of the new nodes; with them, `edges` and `removed` are ignored.
-        features: [M, F] of the new nodes; zeros if None.
-        edges: [2, K] undirected edges to add between existing nodes.
-        rows: [R] existing nodes whose features change.
-        delta: [R, F] added to their features.
-        removed: [2, K] undirected edges to remove.
-        entry_values: [M, D] of the new nodes, in place of their features, see `Graph`.
+    New nodes are joined to `endpoints` [M, e] (then `edges` and `removed` are ignored). They have `features`
+    [M, F], zeros if None, or `entry_values` [M, D], see `Graph`. `edges` and `removed` [2, K] are undirected.
+    `delta` [R, F] is added to the features of the existing nodes `rows` [R].
     """
 
     endpoints: Tensor | None = None
@@ -62,9 +57,8 @@ class GraphChange:
             features = features.perturb(self.rows, self.delta)
         if features is not None and self.endpoints is not None and self.endpoints.numel():
             zeros = torch.zeros(len(self.endpoints), features.num_columns, dtype=features.dtype)
-            features = features.append(
-                (zeros if self.features is None else self.features).to(features.device)
-            )
+            new = zeros if self.features is None else self.features
+            features = features.append(new.to(features.device))
         return features
 
     def detach(self) -> GraphChange:
@@ -74,10 +68,7 @@ class GraphChange:
 
 
 class ChangedEdges:
-    """A copy of the edges and rows of a change, to compare later changes with.
-
-    The tensors of the last comparison are recognised without reading them, which would wait for the device.
-    """
+    """A copy of the edges and rows of a change; tensors compared last are recognised without reading them."""
 
     def __init__(self, change: GraphChange) -> None:
         self._copy = replace(change, features=None, delta=None, entry_values=None).detach()
@@ -96,10 +87,7 @@ class ChangedEdges:
 
 
 def _versions(change: GraphChange) -> list[tuple[Tensor | None, float]]:
-    """Edges and rows of a change, each with a number that increases when it is written to.
-
-    The number is NaN, which equals nothing, for tensors that count no writes.
-    """
+    """Edges and rows with numbers that increase when they are written to; NaN where no writes are counted."""
     tensors = change.endpoints, change.edges, change.removed, change.rows
     return [(tensor, _version(tensor)) for tensor in tensors]
 

@@ -1,8 +1,4 @@
-"""Fields of a graph: values on edges, links, and the fields of a PyG `Data`.
-
-Edges keep their values through every edit. Edges that an edit adds get those of `FILL`. A layer that adds
-self-loops chooses their values itself (PyG's `fill_value`).
-"""
+"""Fields of a graph: values on edges, which stay through every edit, links, and those of a PyG `Data`."""
 
 from __future__ import annotations
 
@@ -17,8 +13,7 @@ from fgai import checks
 from fgai.errors import InputError
 from fgai.typed import typed
 
-FILL = {"edge_truth": 0, "edge_attr": 0, "edge_weight": 1}
-"""Fields per edge, and the value of edges that edits add: no explanation, attributes 0, weight 1."""
+FILL = {"edge_truth": 0, "edge_attr": 0, "edge_weight": 1}  # fields per edge; values of edges that edits add
 VALUES = ("edge_attr", "edge_weight")  # values on edges that models may read
 
 
@@ -29,18 +24,13 @@ def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
     dims = 2 if name == "edge_attr" else 1
     if not 1 <= values.dim() <= dims or values.shape[0] != num_edges:
         expected = f"[{num_edges}]" + (f" or [{num_edges}, D]" if dims == 2 else "")
-        raise InputError(
-            f"`{name}` must have one entry per column of `edge_index`, shape {expected},"
-            f" got {tuple(values.shape)}"
-        )
+        shape = f"shape {expected}, got {tuple(values.shape)}"
+        raise InputError(f"`{name}` must have one entry per column of `edge_index`, {shape}")
     return checks.finite(values, name)
 
 
 def _merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) -> Tensor:
-    """Return one value for each distinct edge, by key; raise `InputError` if duplicates differ.
-
-    `inverse` [E] maps edges to the `num_edges` distinct ones.
-    """
+    """Return one value for each of the distinct edges, to which `inverse` [E] leads; they must agree."""
     positions = torch.arange(len(inverse), device=inverse.device)
     first = positions.new_zeros(num_edges).scatter_reduce(0, inverse, positions, "amin", include_self=False)
     merged = values[first]
@@ -59,13 +49,9 @@ _NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask")
 
 
 def arguments_from_data(data: Any) -> dict[str, Any]:
-    """Return the arguments of `Graph.from_edges` for a PyG `Data`.
-
-    Raises:
-        InputError: a dataset, heterogeneous data, no edges, or edges of several types.
-    """
+    """Return the arguments of `Graph.from_edges` for a PyG `Data`; `InputError` for typed edges."""
     kind = type(data).__name__
-    # Importing PyG takes seconds; while it is not imported, `data` cannot be one of its datasets.
+    # PyG takes seconds to import; while it is not imported, `data` cannot be one of its datasets.
     pyg = sys.modules.get("torch_geometric.data")
     if pyg is not None and isinstance(data, pyg.Dataset):
         raise InputError(f"`data` must be one graph, got the dataset {kind}; give its graph: `dataset[0]`")
@@ -97,12 +83,10 @@ PARTS = ("train", "val", "test")
 @typed
 @dataclass(frozen=True, eq=False)
 class Links:
-    """Pairs of nodes a link predictor scores.
+    """Pairs of nodes [2, L] a link predictor scores: each once, in either order.
 
-    Attributes:
-        pairs: [2, L] int64, each pair once, in either order.
-        y: [L] int64, 1 for a link, 0 for none, -1 for unknown.
-        part: [L] int64, 0 for training, 1 for validation, 2 for test.
+    `y` [L] is 1 for a link, 0 for none, -1 for unknown; `part` [L] is 0 for training, 1 for validation, 2 for
+    test. All are integers.
 
     Example:
         >>> links = Links(torch.tensor([[0, 1], [2, 3]]), torch.tensor([1, 0]), torch.tensor([0, 2]))

@@ -53,10 +53,7 @@ def _entries(features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def feature_pieces(read: Callable[[], Iterable[tuple[int, Features]]]) -> tuple[Piece, Piece]:
-    """Return the positions and values of features as two pieces.
-
-    `read` returns the features as blocks (first row, features), in order; it is called twice.
-    """
+    """Return the positions and values of blocks (first row, features), in order; `read` is called twice."""
 
     def positions() -> Iterator[Numbers]:
         for first, features in read():

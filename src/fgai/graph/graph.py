@@ -15,14 +15,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import FgaiWarning, InputError, warn
-from fgai.graph.fields import (
-    _NODE_FIELDS,
-    FILL,
-    Links,
-    _check_values,
-    _merge_values,
-    arguments_from_data,
-)
+from fgai.graph.fields import _NODE_FIELDS, FILL, Links, _check_values, _merge_values, arguments_from_data
 from fgai.ops.attach import attach, check_targets
 from fgai.sparse import Adjacency, EdgeMap, Features, edge_keys, key_ends, match_edges
 from fgai.sparse.features import as_features
@@ -32,8 +25,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 
-FLOOR = 0.1
-"""Size of an eigenvalue below which its inverse is damped."""
+FLOOR = 0.1  # size of an eigenvalue below which its inverse is damped
 
 
 def extend_encoding(
@@ -45,29 +37,22 @@ def extend_encoding(
 
         v_u = 1/μ · Σ_{j ∈ N(u)} v_j / √(d_u d_j).
 
-    For a new node this becomes the definition
+    For a new node this becomes the definition, with an eigenvalue per node, as components have different
+    spectra,
 
-        v_u = Σ_{j ∈ N(u)} g(μ_j) · v_j / √(d_u d_j),      g(μ) = μ / max(μ², FLOOR²),
+        v_u = Σ_{j ∈ N(u)} g(μ_j) · v_j / √(d_u d_j),      g(μ) = μ / max(μ², FLOOR²).
 
-    with an eigenvalue per node, because components have different spectra. `g` is 1/μ for `|μ| ≥ FLOOR`, so
-    that an existing node would get its own encoding, and falls to 0 at μ = 0, so that nothing is amplified
+    `g` is 1/μ for `|μ| ≥ FLOOR`, so that an existing node would get its own encoding, and amplifies nothing
     more than 1/FLOOR times. The eigenvalue of a new node is the mean of its neighbours'; without any both are
     0. `vectors` and `values` are [N, P], `degree` [N] counts the neighbours of each old node without
     self-loops, `targets` [M, e] are the distinct neighbours of each new one; returns [M, P] twice.
-
-    Example:
-        >>> from torch import tensor
-        >>> pair, values = tensor([[1.0], [-1.0]]), tensor([[-1.0], [-1.0]])
-        >>> extend_encoding(pair, values, degree=tensor([1, 1]), targets=tensor([[0]]))[0]
-        tensor([[-1.]])
     """
     new, width = targets.shape
     if width == 0:
         zeros = vectors.new_zeros(new, vectors.shape[1])
         return zeros, values.new_zeros(zeros.shape)
     gain = values / (values * values).clamp(min=FLOOR * FLOOR)
-    scale = degree.clamp(min=1).to(vectors.dtype).rsqrt()
-    flow = vectors * gain * scale[:, None]
+    flow = vectors * gain * degree.clamp(min=1).to(vectors.dtype).rsqrt()[:, None]
     return flow[targets].sum(dim=1) / float(width) ** 0.5, values[targets].mean(dim=1)
 
 
@@ -80,29 +65,27 @@ class Graph:
     """An immutable graph: edges sorted by (destination, source), features, labels and masks.
 
     Edits (`inject`, `inject_edges`, `remove`, `add_self_loops`) return a new graph and the `EdgeMap` of
-    the edges that are in both. Values on edges of two graphs can only be compared through that map or the
-    keys of the edges. Isolated nodes are kept: they attend to nothing, or to themselves with self-loops.
+    the edges that are in both; values on edges of two graphs can only be compared through that map or the
+    keys of the edges. Isolated nodes are kept. All fields but `adjacency` and `name` may be None.
 
     Attributes:
-        adjacency: the edges, without duplicates.
-        features: node features or None.
-        y: [N] int64 labels, -1 where unknown, or None.
-        train_mask: [N] bool or None; likewise `val_mask`, `test_mask`.
-        positional: [N, P] positional encodings or None.
+        y: [N] int64 labels, -1 where unknown.
+        train_mask: [N] bool; likewise `val_mask`, `test_mask`.
+        positional: [N, P] positional encodings.
         positional_values: [N, P] eigenvalue of each entry of `positional`, needed to extend it.
-        edge_truth: [E] bool or None, the edges of the true explanation.
-        edge_weight: [E] or None, with gradients. fgai's attention adds its logarithm to the score (see
+        edge_truth: [E] bool, the edges of the true explanation.
+        edge_weight: [E], with gradients. fgai's attention adds its logarithm to the score (see
             `fgai.ops.weighted_softmax`), so it must be at least 0 there. Edges that edits add have 1.
-        edge_attr: [E] or [E, D] or None, what models with edge features read. Edges that edits add have 0.
-        batch: [N] int64 or None, the graph each node belongs to in a batch of small graphs.
-        graph_y: [G] int64 or None, one label per small graph.
-        links: pairs of nodes to predict links for, or None; the edges are then for message passing alone.
-        merged: [2, D] or None: the duplicate edges that were dropped.
-        entry_values: [M, D] in [0, 1] or None: values of the last M nodes in the first layer of a model with
-            limits, 0 and 1 being the ends of its ranges, in place of features. Dropped by further injections.
+        edge_attr: [E] or [E, D], what models with edge features read. Edges that edits add have 0.
+        batch: [N] int64, the graph each node belongs to in a batch of small graphs.
+        graph_y: [G] int64, one label per small graph.
+        links: pairs of nodes to predict links for; the edges are then for message passing alone.
+        merged: [2, D], the duplicate edges that were dropped.
+        entry_values: [M, D] in [0, 1]: values of the last M nodes in the first layer of a model with limits,
+            0 and 1 being the ends of its ranges, in place of features. Dropped by further injections.
         peers: (first, one past the last) of the nodes whose features bound those of injected nodes, e.g. the
             nodes of one type; None for all nodes.
-        node_names: names of the nodes in their file, by number, or None; injected nodes have none.
+        node_names: names of the nodes in their file, by number; injected nodes have none.
         class_names: likewise of the classes.
         name: for messages and records.
     """
@@ -151,16 +134,11 @@ class Graph:
     ) -> Graph:
         """Build a graph from an edge list, after checking everything.
 
-        Args:
-            edge_index: [2, E] sources and destinations. Duplicates are merged with a warning.
-            num_nodes: N, at least 1.
-            features: [N, F] tensor, `Features`, scipy sparse matrix, or None.
-            undirected: also add the reverse of every edge, with its values; without warning about duplicates.
-            edge_truth: [E] bool; an edge is true if any of its duplicates is.
-            edge_attr: [E] or [E, D]; duplicates must agree, as for `edge_weight` [E].
-            edge_weight: [E].
-            name: for messages and records.
-            **fields: other attributes of a graph, e.g. `y` and `train_mask`.
+        `edge_index` is [2, E]; duplicates are merged with a warning. `features` are [N, F]: a tensor,
+        `Features`, a scipy sparse matrix, or None. `undirected` adds the reverse of every edge, with its
+        values, and does not warn. An edge is true if `edge_truth` [E] of any of its duplicates is;
+        `edge_attr` [E] or [E, D] and `edge_weight` [E] of duplicates must agree. `fields` are other
+        attributes of a graph, e.g. `y` and `train_mask`.
 
         Raises:
             InputError: empty graph, edges out of range, features or values of edges that are not finite,
@@ -198,8 +176,7 @@ class Graph:
     def from_data(cls, data: Data, name: str = "graph") -> Graph:
         """Build a graph from a homogeneous PyG `Data`, or from a `Batch` of small graphs with a `y` each.
 
-        Raises:
-            InputError: typed edges, a dataset, heterogeneous data, and whatever `from_edges` refuses.
+        `InputError` for typed edges, a dataset, heterogeneous data, and whatever `from_edges` refuses.
 
         Example:
             >>> from torch_geometric.data import Batch, Data
@@ -244,14 +221,11 @@ class Graph:
                 raise InputError(f"`{name}` must be a boolean vector, got {got}")
         if self.y is not None:
             if self.y.dim() != 1:
-                raise InputError(
-                    f"`y` must hold one class number per node, shape [{n}], got {tuple(self.y.shape)};"
-                    " several labels per node are not supported, train on one column at a time"
-                )
+                got = f"{tuple(self.y.shape)}; train on one column at a time"
+                raise InputError(f"`y` must hold one class number per node, shape [{n}], got {got}")
             if self.y.dtype != torch.long:
-                raise InputError(
-                    f"`y` must hold class numbers (torch.long), got {self.y.dtype}; use `y.long()`"
-                )
+                got = f"{self.y.dtype}; use `y.long()`"
+                raise InputError(f"`y` must hold class numbers (torch.long), got {got}")
             if int(self.y.min()) < -1:
                 raise InputError(f"`y` must be a class number or -1 for unknown, got {int(self.y.min())}")
             if self.num_classes < 2:
@@ -306,11 +280,7 @@ class Graph:
         return int((self.adjacency.source == self.adjacency.destination).sum()) == self.num_nodes
 
     def number_of(self, node: str) -> int:
-        """Return the number of a node from its name, or from its number as text.
-
-        Raises:
-            InputError: there is no such node.
-        """
+        """Return the number of a node by its name, or its number as text; `InputError` if none."""
         if self.node_names is not None and node in self.node_names:
             return self.node_names.index(node)
         if self.node_names is None and node.isdecimal() and int(node) < self.num_nodes:
@@ -341,10 +311,9 @@ class Graph:
         return dataclasses.replace(self, **{name: part.to(target) for name, part in parts.items()})
 
     def derived(self, name: str, make: Callable[[Graph], Graph]) -> Graph:
-        """Return `make(self)`, computed once for this name and kept with the graph.
+        """Return `make(self)`, which reads only the graph and the name, computed once for this name.
 
-        `make` must depend on nothing but the graph and the name. With edge weights, and with edge attributes
-        that need gradients, it is computed every time.
+        With edge weights, and with edge attributes that need gradients, it is computed every time.
         """
         attributes = self.edge_attr
         if self.edge_weight is not None or (attributes is not None and attributes.requires_grad):
@@ -354,22 +323,19 @@ class Graph:
     def inject(self, targets: Tensor, features: Tensor | None = None) -> tuple[Graph, EdgeMap]:
         """Add new nodes, each joined to some existing ones by edges in both directions.
 
-        New nodes get no label, are in no mask, and have a self-loop if every node has one. Their positional
-        encodings come from the neighbours (see `extend_encoding`), those of old nodes stay.
-
         `targets` [M, e] int64 are the existing nodes each new one is joined to, distinct per row; gradients
         flow to `features` [M, F], zeros if None. Returns the new graph, whose first N nodes are the old ones,
-        and the map of the old edges.
+        and the map of the old edges. New nodes get no label, are in no mask, have a self-loop if every node
+        has one, and positional encodings from the neighbours (see `extend_encoding`); those of old nodes
+        stay.
 
-        Raises:
-            InputError: `targets` names no nodes, or one twice in a row; `features` has another shape.
+        `InputError` if `targets` names no nodes, or one twice in a row, or `features` has another shape.
         """
         targets = targets.to(self.device)
         check_targets(targets, self.adjacency)
         return self._inject(targets, features)
 
     def _inject(self, targets: Tensor, features: Tensor | None) -> tuple[Graph, EdgeMap]:
-        """Do `inject` for valid targets on the device, without waiting for it."""
         m = len(targets)
         adjacency, positions = attach(self.adjacency, targets, self.has_loops)
         edge_map = EdgeMap(self._positions, positions, self.num_edges, adjacency.num_edges)
@@ -393,8 +359,6 @@ class Graph:
         return graph, edge_map
 
     def _padded(self, count: int) -> dict[str, Tensor]:
-        """Return masks and labels with `count` new nodes; cached for adversarial training."""
-
         def make() -> dict[str, Tensor]:
             fills = {"train_mask": 0, "val_mask": 0, "test_mask": 0, "y": -1}
             old = {name: getattr(self, name) for name in fills}
@@ -442,7 +406,6 @@ class Graph:
         ), edge_map
 
     def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
-        """Return the values on edges after an edit: old edges keep theirs, new ones get those of `FILL`."""
         carried = {}
         for name, fill in FILL.items():
             values = getattr(self, name)
@@ -453,7 +416,6 @@ class Graph:
 
 
 def _mask_remedy(name: str, mask: Tensor) -> str:
-    """Return the remedy for masks of several splits, and for indices in place of a mask."""
     if mask.dim() == 2:
         return f"; choose one split, `{name}[:, 0]`"
     if mask.dtype != torch.bool:

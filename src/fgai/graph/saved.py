@@ -41,16 +41,10 @@ class ChangeRecord(Document):
                       {"typical": 2, "strength": 1.0, "edges": [24]},
                       {"features": [0.0, 1.5, …], "strength": 1.0, "edges": [24]}]}
 
-    Edges go and come in both directions, also where the graph has one direction only. Changes are applied in
-    the order of the fields; injected nodes get the numbers N, N + 1, … A `checksum` may be added.
-
-    Attributes:
-        model: `weights_hash` of the model.
-        graph: `fingerprint` of the graph as it was loaded.
-        node: that was looked at.
-        removed_edges: pairs of nodes.
-        added_edges: pairs of nodes without an edge.
-        injected: new nodes.
+    `model` is its `weights_hash`, `graph` the `fingerprint` of the graph as it was loaded, `node` the one
+    that was looked at. Edges go and come in both directions, also where the graph has one direction only.
+    Changes are applied in the order of the fields; injected nodes get the numbers N, N + 1, … A `checksum`
+    may be added.
 
     Example:
         >>> import fgai
@@ -95,19 +89,16 @@ class ChangeRecord(Document):
     def apply(self, model: nn.Module, graph: Graph) -> Graph:
         """Return the changed graph, after everything was checked; `graph` as it was loaded, not prepared.
 
-        Raises:
-            CheckpointError: another model or graph, an unknown node, an edge that cannot go or come, or
-                features that do not fit.
+        `CheckpointError` for another model or graph, an unknown node, an edge that cannot go or come, or
+        features that do not fit.
         """
         for kind, own, recorded in (
             ("model", weights_hash(model), self.model),
             ("graph", fingerprint(graph), self.graph),
         ):
             if own != recorded:
-                raise CheckpointError(
-                    f"the change was made with another {kind} ({recorded[:8]}…, this one is {own[:8]}…);"
-                    " nothing was replayed"
-                )
+                seen = f"({recorded[:8]}…, this one is {own[:8]}…)"
+                raise CheckpointError(f"the change was made with another {kind} {seen}; nothing was replayed")
         self._check(graph)
         features = [_features(node, graph) for node in self.injected]
         removed, added = (_pairs(pairs, graph) for pairs in (self.removed_edges, self.added_edges))
@@ -132,10 +123,8 @@ class ChangeRecord(Document):
             if not abs(new["strength"]) <= sys.float_info.max:
                 raise CheckpointError(f"`strength` of an injected node must be finite, got {new['strength']}")
         if unknown := [node for node in nodes if not 0 <= node < graph.num_nodes]:
-            raise CheckpointError(
-                f"the change names node {unknown[0]}, the nodes of {graph.name!r} are 0 to"
-                f" {graph.num_nodes - 1}; nothing was replayed"
-            )
+            known = f"the nodes of {graph.name!r} are 0 to {graph.num_nodes - 1}"
+            raise CheckpointError(f"the change names node {unknown[0]}, {known}; nothing was replayed")
         for pair in pairs:
             present = bool(both_ways(graph, _pairs([pair], graph)).numel())
             if present != (pair in self.removed_edges):
@@ -145,11 +134,7 @@ class ChangeRecord(Document):
 
 @typed
 def typical_features(graph: Graph, label: int) -> Tensor:
-    """Return the mean features [1, F] of a class: of its training nodes, of all its nodes without a mask.
-
-    Raises:
-        CheckpointError: the graph has no such nodes, or no features.
-    """
+    """Return the mean features [1, F] of a class's training nodes; `CheckpointError` without any."""
     of_class = None if graph.y is None or not 0 <= label < graph.num_classes else graph.y == label
     if of_class is not None and graph.train_mask is not None:
         of_class = of_class & graph.train_mask
@@ -159,7 +144,6 @@ def typical_features(graph: Graph, label: int) -> Tensor:
 
 
 def _features(new: InjectedNode, graph: Graph) -> Tensor:
-    """Features [1, F] of an injected node."""
     if len(new) != 3 or graph.features is None:
         raise CheckpointError("an injected node must have one of `copy`, `typical` and `features`")
     if "copy" in new:
@@ -169,19 +153,15 @@ def _features(new: InjectedNode, graph: Graph) -> Tensor:
     else:
         values = new["features"]
         if len(values) != graph.num_features or not all(abs(x) <= sys.float_info.max for x in values):
-            raise CheckpointError(
-                f"an injected node must have {graph.num_features} finite features, got {len(values)}"
-            )
+            width = graph.num_features
+            raise CheckpointError(f"an injected node must have {width} finite features, got {len(values)}")
         rows = torch.tensor([values], dtype=graph.features.dtype, device=graph.device)
     rows = rows * new["strength"]
     if not bool(rows.isfinite().all()):
-        raise CheckpointError(
-            f"features of an injected node times `strength` {new['strength']:.3g} must be finite in"
-            f" {graph.features.dtype}"
-        )
+        strength = f"`strength` {new['strength']:.3g} must be finite in {graph.features.dtype}"
+        raise CheckpointError(f"features of an injected node times {strength}")
     return rows
 
 
 def _pairs(pairs: Sequence[Sequence[int]], graph: Graph) -> Tensor:
-    """[2, K]."""
     return torch.tensor(pairs, dtype=torch.long, device=graph.device).reshape(-1, 2).T

@@ -1,8 +1,4 @@
-"""Add nodes to a sorted graph, by the fastest kernel available.
-
-The new nodes have the largest numbers, so their edges come last in every row and column: an old edge moves up
-by the number of new edges in the rows before its own.
-"""
+"""Add nodes to a sorted graph; their edges come last in every row and column, and old edges move up."""
 
 from __future__ import annotations
 
@@ -24,9 +20,7 @@ def check_targets(targets: Tensor, adjacency: Adjacency) -> None:
     """Raise unless `targets` is a matrix of nodes of `adjacency` on its device, distinct within each row."""
     if targets.dim() != 2 or targets.dtype != torch.int64:
         got = f"{targets.dtype} {tuple(targets.shape)}"
-        raise InputError(
-            f"`targets` must be integers (torch.long) of shape [new nodes, edges each], got {got}"
-        )
+        raise InputError(f"`targets` must be integers (torch.long) of shape [new nodes, edges], got {got}")
     if targets.device != adjacency.device:
         raise InputError(f"`targets` must be on {adjacency.device}, as the edges are, got {targets.device}")
     check_index(targets, adjacency.num_nodes, "targets")
@@ -36,13 +30,10 @@ def check_targets(targets: Tensor, adjacency: Adjacency) -> None:
 
 
 def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacency, Tensor]:
-    """Add new nodes, each joined to some old ones by edges in both directions.
+    """Add new nodes, each joined to the old ones in its row of `targets` [M, e], by edges in both directions.
 
-    On a GPU nothing waits for the device and every shape follows from those of the arguments, so that a CUDA
-    graph can capture it.
-
-    `targets` [M, e] are old nodes of each new one; `check_targets` is not called here. `loops`: also give
-    every new node an edge to itself. Returns the new adjacency, and [E] the new positions of the old edges.
+    `loops`: also give every new node an edge to itself. Returns the new adjacency, and [E] the new positions
+    of the old edges. `check_targets` is not called here; on a GPU a CUDA graph can capture all of it.
     """
     adjacency.check_outgoing()
     if targets.is_cuda and has_triton():
@@ -66,10 +57,7 @@ def _move_old_edges(
     b, blocks, rowptr, source, colptr, csc, target, shift, new_source, new_destination, new_csc, new_target,
     positions,
 ):  # fmt: skip
-    """Copy the old edges to their new places; `shift[i]` new edges are in the rows before i.
-
-    Edges in both directions are added, so rows and columns before i have as many.
-    """
+    """Copy the old edges to their places; `shift[i]` new edges are in the rows, or columns, before i."""
     for i in range(blocks[b], blocks[b + 1]):
         more = shift[i]
         for e in range(rowptr[i], rowptr[i + 1]):

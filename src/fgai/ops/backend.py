@@ -26,12 +26,7 @@ _backend: ContextVar[str] = ContextVar("fgai_backend", default="auto")
 @typed
 @contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Force a backend inside the block: `auto` (default), `reference`, `numba` or `triton`.
-
-    Example:
-        >>> with use_backend("reference"):
-        ...     pass
-    """
+    """Force a backend inside the block: `auto` (default), `reference`, `numba` or `triton`."""
     token = _backend.set(one_of(name, "name", BACKENDS))
     try:
         yield
@@ -63,19 +58,14 @@ def _has_numba() -> bool:
 
 
 def _kernels_for(tensor: Tensor, *, narrow: bool = False) -> ModuleType:
-    """The backend for the device and type of `tensor`; the reference where there is none.
-
-    `narrow`: the operation has kernels for numbers of 16 bits on the GPU.
-    """
+    """The backend for a tensor; `narrow`: the operation has kernels for 16 bits on the GPU."""
     forced = _backend.get()
     if forced == "numba" and numba.config.DISABLE_JIT:
         raise InputError('NUMBA_DISABLE_JIT=1 forbids the backend "numba"; use "auto" or unset it')
     home = "cpu" if tensor.device.type == "cpu" else "cuda" if tensor.is_cuda else "other"
     if forced in HOMES and HOMES[forced] != home:
-        raise InputError(
-            f"the backend {forced!r} runs on {HOMES[forced]} tensors, got one on {tensor.device};"
-            ' use "auto" or move the tensor'
-        )
+        where = f"{HOMES[forced]} tensors, got one on {tensor.device}"
+        raise InputError(f'the backend {forced!r} runs on {where}; use "auto" or move the tensor')
     types = [torch.float32, torch.float64]
     if narrow and home == "cuda":
         types += [torch.bfloat16, torch.float16]

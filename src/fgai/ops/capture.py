@@ -1,8 +1,4 @@
-"""Capture of a step in a CUDA graph, and two operations whose gradients take few kernels in such a step.
-
-PyTorch's own gradients of slices and single columns copy blocks of memory, one more kernel each; those of
-`first_rows` and `add_columns` do not.
-"""
+"""Capture of a step in a CUDA graph, and slices and sums whose gradients take few kernels in such a step."""
 
 from __future__ import annotations
 
@@ -21,12 +17,10 @@ class Replay(Generic[T]):
     """A computation captured in a CUDA graph; every call reads and writes the same memory.
 
     Run the computation once or twice before, so that it compiles and caches nothing during the capture.
-
     `work` launches kernels of fixed shapes and never waits for the device; the tensors in its `result` change
     with every call. `pool` is memory shared with captures whose results are not needed at the same time.
 
-    Raises:
-        RuntimeError: `work` cannot be captured. Nothing was computed, and the random generator still works.
+    `RuntimeError` if `work` cannot be captured; nothing was computed, and the random generator still works.
     """
 
     def __init__(self, work: Callable[[], T], device: torch.device, pool: Any = None) -> None:
@@ -79,22 +73,12 @@ class _Columns(Function):
 
 
 def first_rows(values: Tensor, count: int) -> Tensor:
-    """Return `values[:count]`.
-
-    Example:
-        >>> first_rows(torch.tensor([1.0, 2.0, 3.0]), 2)
-        tensor([1., 2.])
-    """
+    """Return `values[:count]`; the gradient takes one kernel."""
     if count >= len(values):
         return values
     return _First.apply(values, count)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def add_columns(values: Tensor, total: Tensor | None = None) -> Tensor:
-    """Return the sum of the columns, added from left to right onto `total`; bit-equal for any number of rows.
-
-    Example:
-        >>> add_columns(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([10.0, 20.0]))
-        tensor([13., 27.])
-    """
+    """Return the columns, added from left to right onto `total`; bit-equal for any number of rows."""
     return _Columns.apply(values, total)  # type: ignore[no-any-return, no-untyped-call]

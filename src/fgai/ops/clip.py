@@ -20,17 +20,13 @@ def clip(
 ) -> Tensor:
     """Clip every number to `[low, high]`, and shrink rows outside a radius towards the middle of the range.
 
+    `x` is [N, ...]; `low` and `high` are [...] with a radius, without one any shape that broadcasts. `radius`
+    is the largest distance of a row from the middle, in units of half the range of each channel; None or
+    infinite for none. `straight` passes the gradient through clipped numbers ("straight-through"), where it
+    is zero otherwise; the gradient of a shrunk row is always the true one.
+
     Numbers inside stay bit-equal. NaN becomes `low`. With gradients on, the result may overwrite `x` if that
     is the result of an operation, so do not read it again.
-
-    Args:
-        x: [N, ...].
-        low: lower ends, [...] with a radius; without, any shape that broadcasts.
-        high: upper ends.
-        radius: scalar; largest distance of a row from the middle, in units of half the range of each channel.
-            None or infinite for none.
-        straight: pass the gradient through clipped numbers ("straight-through"); else it is zero there. The
-            gradient of a shrunk row is always the true one.
 
     Example:
         >>> low, high = -torch.ones(3), torch.ones(3)

@@ -36,10 +36,7 @@ def _types_beside(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 def _check(values: Tensor, name: str, shape: tuple[int | str, ...], like: Tensor | None = None) -> None:
-    """Raise unless `values` is floating-point of this shape (a word: any size) and of the type of `like`.
-
-    Beside `like` of 16 bits it may be float32.
-    """
+    """Raise unless `values` is floating-point of this shape (a word: any size) and of the type of `like`."""
     same = values.dim() == len(shape)
     if not same or any(a != b for a, b in zip(values.shape, shape, strict=True) if isinstance(b, int)):
         text = ", ".join(str(size) for size in shape)
@@ -49,14 +46,11 @@ def _check(values: Tensor, name: str, shape: tuple[int | str, ...], like: Tensor
     if like is None:
         return
     if values.dtype not in _types_beside(like.dtype) or values.device != like.device:
-        raise InputError(
-            f"`{name}` must be {like.dtype} on {like.device}, as the others are,"
-            f" got {values.dtype} on {values.device}"
-        )
+        got = f"{values.dtype} on {values.device}"
+        raise InputError(f"`{name}` must be {like.dtype} on {like.device}, as the others are, got {got}")
 
 
 def _check_score(score: Score, adjacency: Adjacency, like: Tensor, name: str, *axes: str) -> None:
-    """Raise unless `like` is [N, *axes] and edges, both sides and weight fit it."""
     _check_edges(adjacency, like)
     _check(like, name, (adjacency.num_nodes, *axes))
     checks.real_number(score.slope, "slope")
@@ -111,7 +105,6 @@ def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
 
 
 def _score(score: Score, adjacency: Adjacency, name: str, *axes: str) -> Tensor:
-    """Check and compute a score; the other arguments are compared with the one called `name`."""
     like = score.near if name == "query" else score.far
     _check_score(score, adjacency, like, name, *axes)
     return _kernels_for(like).score(score, adjacency)
@@ -140,24 +133,13 @@ def attend_additive(
     The same numbers as the four operations, several times faster: no array of edges other than the attention
     is made. A node without incoming edges gets zeros. Not differentiable twice.
 
-    Args:
-        source: [N, H], the source's part of the score.
-        destination: [N, H], the destination's part.
-        values: [N, H, C] to aggregate.
-        adjacency: the edges.
-        slope: of the leaky relu.
-        **options:
-            dropout: rate on the attention, 0 by default, random by position (see `fgai.ops.reference`).
-            seed: of the dropout; from torch's global generator by default.
-            written: whether the attention is needed; if False, the GPU returns it empty.
-            averaged: return the mean of the attention over the heads; False by default.
-            bias: [H, C], added to the values of every node.
+    `source` and `destination` [N, H] are both parts of the score, `values` are [N, H, C]. `options`: rate
+    `dropout` on the attention, 0 by default, random by position (`fgai.ops.reference`), with a `seed` from
+    torch's global generator by default; `written=False` if the attention is not needed, which the GPU then
+    returns empty; `averaged` to return its mean over the heads; `bias` [H, C], added to the values of nodes.
 
-    Returns:
-        The aggregated values [N, H, C] and the attention [E, H] (or [E, 1], averaged) before dropout.
-
-    Raises:
-        InputError: shapes, types or devices do not fit, or the rate is not in [0, 1).
+    Returns the aggregated values [N, H, C] and the attention [E, H] (or [E, 1], averaged) before dropout.
+    `InputError` if shapes, types or devices do not fit, or the rate is not in [0, 1).
     """
     return _attend(Score(ADDITIVE, destination, source, None, slope), values, adjacency, **options)
 
@@ -227,7 +209,7 @@ def _seed(values: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
         return 0
     checks.rate(p, "dropout")
     if seed is None and values.device.type == "cuda":
-        # A tensor: nothing waits for it, and a captured CUDA graph draws a new seed in every replay.
+        # A tensor: nothing waits for it, and a CUDA graph draws a new seed in every replay.
         return torch.randint(1 << 62, (1,), device=values.device)
     if seed is None:
         return int(torch.randint(1 << 62, ()))
@@ -252,10 +234,8 @@ def project(features: Features, weight: Tensor) -> Tensor:
     return out
 
 
-# Score of an edge of weight 0: finite, so that a node all of whose edges have weight 0 gives no NaN.
-_LOWEST = -1e30
-# Largest exponent in a gradient, reached only by edges of weight 0 with a score far above the others.
-_LARGEST_EXPONENT = 60.0
+_LOWEST = -1e30  # score of an edge of weight 0: finite, so that a node with only such edges gives no NaN
+_LARGEST_EXPONENT = 60.0  # in a gradient; reached only by edges of weight 0 with a score far above the others
 
 
 class _WeightedSoftmax(Function):
@@ -273,8 +253,7 @@ class _WeightedSoftmax(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scores, weighted, attention = ctx.saved_tensors
         rowptr, destination = ctx.adjacency.rowptr, ctx.adjacency.destination
-        mean = row_sum(attention * gradients[0], rowptr)
-        centred = gradients[0] - mean[destination]
+        centred = gradients[0] - row_sum(attention * gradients[0], rowptr)[destination]
         d_scores = attention * centred if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return d_scores, None, None
@@ -290,10 +269,9 @@ def weighted_softmax(scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Te
 
         out_e = weight_e exp(score_e) / Σ_{e' into the same node} weight_e' exp(score_e')
 
-    An edge of weight 0 gets exactly 0 and still passes a gradient to its weight; a node whose edges all have
-    weight 0 gets zeros, like one without edges. Not differentiable twice.
-
-    `scores` are [E, H]; `weight` is [E], at least 0 (negative counts as 0), and gets gradients.
+    `scores` are [E, H], `weight` is [E] (negative counts as 0). An edge of weight 0 gets exactly 0 and still
+    passes a gradient to its weight; a node whose edges all have weight 0 gets zeros. Not differentiable
+    twice.
 
     Example:
         >>> adjacency, _ = Adjacency.build(torch.tensor([[0, 1, 2], [3, 3, 3]]), 4)
@@ -301,7 +279,6 @@ def weighted_softmax(scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Te
         [0.75, 0.25, 0.0]
     """
     if not weight.is_floating_point() or weight.shape != (adjacency.num_edges,):
-        raise InputError(
-            f"edge weights must have shape [{adjacency.num_edges}], one per edge, got {tuple(weight.shape)}"
-        )
+        shape = f"[{adjacency.num_edges}], one per edge, got {tuple(weight.shape)}"
+        raise InputError(f"edge weights must have shape {shape}")
     return _WeightedSoftmax.apply(scores, weight.to(scores.dtype), adjacency)

@@ -1,12 +1,11 @@
 """The operations in plain PyTorch: slow, simple, differentiable any number of times.
 
-The kernels are tested against these, and devices without a kernel use them. Every backend (`fgai.ops.cpu`,
+Kernels are tested against these, and devices without a kernel use them. Every backend (`fgai.ops.cpu`,
 `fgai.ops.gpu`) has the functions `edge_softmax`, `aggregate`, `score`, `attend`, `node_scores`, `dropout`,
 `project_sparse`, `clip_rows` and `clip_rows_back` with these arguments.
 
-Dropout is random by position: whether a number becomes 0 depends on its position and one seed only, through a
-32-bit hash of the position mixed twice with the seed. No mask is stored, and the result is the same for any
-device and number of threads.
+Dropout is random by position: whether a number becomes 0 is a 32-bit hash of its position, mixed twice with
+one seed. No mask is stored, and the result is the same for any device and number of threads.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ class _Dropout(Function):
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Scramble 32 bits."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _LOW
     return x ^ (x >> 16)
@@ -78,13 +76,12 @@ def _factors(shape: torch.Size, p: float, seed: int | Tensor, like: Tensor) -> T
     position = torch.arange(shape.numel(), device=like.device)
     low, high = seed & _LOW, seed >> 32
     x = _mix((position + low) & _LOW)
-    # The low half enters twice: otherwise seed + 1 would give the same numbers, one position earlier.
+    # The low half enters twice: otherwise seed + 1 would give the same numbers, shifted.
     x = _mix(x ^ high ^ (((low + (position >> 32)) * 0x9E3779B9) & _LOW))
     return ((x >= limit).to(like.dtype) * scale).view(shape)
 
 
 def _segment_sum(values: Tensor, index: Tensor, num_segments: int) -> Tensor:
-    """Sum the rows of `values` [E, ...] that share an entry of `index` [E]."""
     return values.new_zeros((num_segments, *values.shape[1:])).index_add(0, index, values)
 
 
@@ -94,8 +91,7 @@ def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     top = scores.new_full((adjacency.num_nodes, scores.shape[1]), float("-inf"))
     top = top.scatter_reduce(0, index, scores.detach(), "amax", include_self=True)
     exp = torch.exp(scores - top[adjacency.destination])
-    total = _segment_sum(exp, adjacency.destination, adjacency.num_nodes)
-    return exp / total[adjacency.destination]
+    return exp / _segment_sum(exp, adjacency.destination, adjacency.num_nodes)[adjacency.destination]
 
 
 def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
@@ -140,10 +136,10 @@ def attend(
     averaged: bool,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`score`, `edge_softmax`, `dropout`, `aggregate`: values [N, H, C] and the attention before dropout.
+    """`score`, `edge_softmax`, `dropout`, `aggregate` and `bias`: values [N, H, C], undropped attention.
 
-    The attention is [E, H], or its mean over the heads [E, 1] if `averaged`. A backend may return it empty
-    unless `written`. `bias` [H, C] is added to every row of the first.
+    The attention is [E, H], or its mean over heads [E, 1] if `averaged`; a backend may return it empty unless
+    `written`.
     """
     attention = edge_softmax(score(terms, adjacency), adjacency)
     used = dropout(attention, *drop) if drop[0] else attention
@@ -168,9 +164,8 @@ def ball_norm(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def clip_rows(x: Tensor, bounds: Bounds, out: Tensor, masked: bool) -> Clipped:
     """Clip numbers to the range and rows to the radius; see `fgai.ops.clip`.
 
-    Returns:
-        The result, which a kernel writes to `out`; if `masked`, which numbers were inside the range, bool
-        [N, ...] (None: all); and by which factor each row was shrunk [N] (None: all by 1).
+    Returns the result, which a kernel writes to `out`; if `masked`, which numbers were inside the range, bool
+    [N, ...] (None: all); and by which factor each row was shrunk [N] (None: all by 1).
     """
     low, high, radius = bounds
     raised = torch.where(x >= low, x, low)  # also of NaN; ONNX has no `fmax`
@@ -193,7 +188,7 @@ def clip_rows_back(
 
         f · (g − (Σ_j g_j (y_j − m_j)) (y − m) / r²),
 
-    and it is zero for numbers that were not inside.
+    and zero for numbers that were not inside.
     """
     if scale is not None:
         low, high, radius = bounds

@@ -1,7 +1,7 @@
 """Rows of a CSR array: sums, maxima and orders of the incoming edges of every node.
 
-`values` run over the edges sorted by destination, and row i is `values[rowptr[i]:rowptr[i+1]]`, possibly
-empty (`rowptr` int64, [N+1]). Nothing here waits for a CUDA device, so all of it can be captured.
+Row i of `values` is `values[rowptr[i]:rowptr[i+1]]`, possibly empty (`rowptr` int64, [N+1]). Nothing here
+waits for a CUDA device, so all of it can be captured.
 """
 
 from __future__ import annotations
@@ -16,26 +16,20 @@ from fgai.typed import typed
 
 
 def check_rows(values: Tensor, rowptr: Tensor, name: str = "values") -> None:
-    """Raise `InputError` unless `values` [E, ...] has one entry per edge and `rowptr` [N+1] points into it.
-
-    The contents of `rowptr` are checked once for a tensor, and not while a CUDA graph is captured.
-    """
+    """Raise unless `values` [E, ...] has one entry per edge and `rowptr` [N+1] points into it."""
     if values.dim() < 1:
         raise InputError(f"`{name}` must have one entry per edge, got a single number")
     check_row_pointers(rowptr, values.shape[0], f"entries of `{name}`")
     if values.device != rowptr.device:
-        raise InputError(
-            f"`{name}` and `rowptr` must be on one device, got {values.device} and {rowptr.device}"
-        )
+        got = f"{values.device} and {rowptr.device}"
+        raise InputError(f"`{name}` and `rowptr` must be on one device, got {got}")
 
 
 def check_row_pointers(rowptr: Tensor, num_edges: int | None = None, entries: str = "edges") -> None:
     """Raise unless `rowptr` is int64 [N+1] and rises from 0 to `num_edges` (None: to any number)."""
     if rowptr.dim() != 1 or rowptr.numel() < 1 or rowptr.dtype != torch.int64:
-        raise InputError(
-            "`rowptr` must be an int64 tensor of shape [num_nodes + 1],"
-            f" got {rowptr.dtype} {tuple(rowptr.shape)}"
-        )
+        got = f"{rowptr.dtype} {tuple(rowptr.shape)}"
+        raise InputError(f"`rowptr` must be an int64 tensor of shape [num_nodes + 1], got {got}")
     check_pointers(rowptr, num_edges, "rowptr", entries)
 
 
@@ -52,18 +46,12 @@ def row_sum(values: Tensor, rowptr: Tensor) -> Tensor:
     """
     check_rows(values, rowptr)
     if not values.is_floating_point():
-        # Exact in float64 below 2^53 edges.
-        return row_sum(values.double(), rowptr).long()
+        return row_sum(values.double(), rowptr).long()  # exact below 2^53 edges
     return _segment_reduce(values, rowptr, "sum", 0)
 
 
 def row_max(values: Tensor, rowptr: Tensor) -> Tensor:
-    """Largest value of each row, [N] or [N, H]; minus infinity for an empty row. Not differentiable.
-
-    Example:
-        >>> row_max(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2, 3])).tolist()
-        [2.0, 5.0]
-    """
+    """Largest value of each row, [N] or [N, H]; minus infinity for an empty row. Not differentiable."""
     return _segment_reduce(values.detach(), rowptr, "max", float("-inf"))
 
 
@@ -75,26 +63,20 @@ def _segment_reduce(values: Tensor, rowptr: Tensor, how: str, initial: float) ->
 
 
 def row_order(values: Tensor, rowptr: Tensor) -> Tensor:
-    """Edge positions [E], row after row, each row from its largest value to its smallest.
+    """Edge positions [E], row after row, each row from its largest value to its smallest; ties in edge order.
 
-    Ties keep edge order, on every device alike. The s-th largest edge of row i is `order[rowptr[i] + s]`.
-    `values` [E] may be infinite but not NaN.
-
-    Example:
-        >>> row_order(torch.tensor([0.1, 0.6, 0.3, 0.5, 0.5]), torch.tensor([0, 3, 5])).tolist()
-        [1, 2, 0, 3, 4]
+    The s-th largest edge of row i is `order[rowptr[i] + s]`. `values` [E] may be infinite but not NaN.
     """
     check_rows(values, rowptr)
     if values.dim() != 1:
-        raise InputError(
-            f"`values` must have shape [num_edges], got {tuple(values.shape)}; average the heads first"
-        )
+        shape = tuple(values.shape)
+        raise InputError(f"`values` must have shape [num_edges], got {shape}; average the heads first")
     values, row = prepare_values(values), row_index(rowptr, values.shape[0])
     if values.dtype == torch.float64:
         by_value = torch.sort(values, descending=True, stable=True).indices
         return by_value[torch.sort(row[by_value], stable=True).indices]
     # One sort instead of two: the bits of an IEEE float, flipped if negative, have its order as an integer.
-    # Adding 0.0 turns -0.0 into 0.0, which has other bits.
+    # Adding 0.0 turns -0.0 into 0.0.
     bits = (values + 0.0).view(torch.int32)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     return torch.sort((row << 32) + (2**31 - 1 - ordered), stable=True).indices

@@ -1,8 +1,4 @@
-"""Recompute only the rows that a perturbation affects: the same numbers as a full forward pass.
-
-A new node changes the rows of its neighbours in the first layer, theirs in the second, and so on. Everything
-else is computed once. If a change affects almost all rows, a full pass is made instead.
-"""
+"""Recompute only the rows that a perturbation affects: the same numbers as a full forward pass."""
 
 from __future__ import annotations
 
@@ -32,8 +28,6 @@ Sides = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class _Edit:
-    """The edges of a change of a graph of N nodes."""
-
     new: int  # number of new nodes, which are N, N + 1, ...
     added: Tensor  # [2, K] new edges (source, destination), those of the new nodes included
     removed: Tensor  # [R] positions of removed edges in the clean graph
@@ -41,7 +35,6 @@ class _Edit:
 
     @classmethod
     def of(cls, change: GraphChange, graph: Graph) -> _Edit:
-        """The edit of a change, without a pass over the edges of the graph."""
         none = torch.zeros(0, dtype=torch.long, device=graph.device)
         rows = none if change.rows is None else change.rows.to(graph.device)
         if change.endpoints is not None and change.endpoints.numel():
@@ -68,10 +61,7 @@ class _Edit:
         return torch.cat([self.rows, new])
 
     def affected(self, adjacency: Adjacency, changed: Tensor) -> Tensor:
-        """The other rows, sorted, whose output of a layer changes if its input changes at `changed` [S].
-
-        They are the destinations of edges out of `changed`, and of added and removed edges.
-        """
+        """The other rows, sorted, whose output of a layer changes if its input changes at `changed` [S]."""
         mask = torch.zeros(adjacency.num_nodes + self.new, dtype=torch.bool, device=changed.device)
         mask[adjacency.destination[_outgoing(adjacency, changed)]] = True
         mask[self.added[1]] = True
@@ -81,17 +71,13 @@ class _Edit:
 
 
 def incoming(adjacency: Adjacency, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the edges into `nodes` [n], node after node, and for each its place in `nodes`.
-
-    New nodes, which are not in the adjacency, have no edges there.
-    """
+    """Positions of the edges into `nodes` [n], which new nodes lack, and for each its place in `nodes`."""
     old = (nodes < adjacency.num_nodes).nonzero().flatten()
     positions, place = row_entries(adjacency.rowptr, nodes[old])
     return positions, old[place]
 
 
 def _outgoing(adjacency: Adjacency, nodes: Tensor) -> Tensor:
-    """Positions of the edges out of `nodes` [n], node after node."""
     return adjacency.csc[row_entries(adjacency.colptr, nodes[nodes < adjacency.num_nodes])[0]]
 
 
@@ -100,11 +86,10 @@ class _Patch:
     """A small graph on which the layer computes the rows that change exactly as on the full perturbed graph.
 
     Its nodes are, in this order: the changed ones, whose input differs from the clean one; the affected rows,
-    whose input is clean but whose output changes; other sources, clean; and summaries. All but the changed
-    ones are constants of the attack.
+    whose output changes; other sources, clean; and summaries. All but the changed ones are constants.
 
-    An affected row keeps its own side of the score, so its edges from clean sources keep their scores. One
-    constant neighbour, the summary, replaces them: with s_e their scores and v_e their values,
+    An affected row keeps its edges from clean sources with their scores s_e and values v_e in one constant
+    neighbour, the summary,
 
         score  log Σ_e exp(s_e),      value  Σ_e exp(s_e) v_e / Σ_e exp(s_e),
 
@@ -181,10 +166,7 @@ class _Patch:
         )
 
     def constants(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Sides, Tensor | None]:
-        """Both sides and values of all nodes but the changed ones, and the scores of the summaries [V, H].
-
-        The scores are None if sides of the summaries give them, so that the fused kernels can be used.
-        """
+        """Sides and values of unchanged nodes; scores [V, H] of the summaries where no side gives them."""
         source, destination, values = (t[self.constant] for t in sides)
         count = self.summarised.numel()
         if not count:
@@ -198,7 +180,6 @@ class _Patch:
         return (source, destination, torch.cat([values, value])), score if side is None else None
 
     def _summaries(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Tensor, Tensor]:
-        """The scores [V, H] and values [V, H, C] of the summaries."""
         affected = self.constant[self.summarised]
         nodes, inverse = torch.unique(torch.cat([affected, clean.source[self.rest]]), return_inverse=True)
         rows = torch.repeat_interleave(inverse[: affected.numel()], self.counts)
@@ -211,8 +192,7 @@ class _Patch:
         top = row_max(scores, pointers)
         top_of_edge = torch.repeat_interleave(top, self.counts, dim=0)
         total = top + row_sum(torch.exp(scores - top_of_edge), pointers).log()
-        out = aggregate(edge_softmax(scores, small), values, small)
-        return total, out[inverse[: affected.numel()]]
+        return total, aggregate(edge_softmax(scores, small), values, small)[inverse[: affected.numel()]]
 
     def forward(self, layer: AttentionLayer, sides: Sides, score: Tensor | None) -> Tensor:
         """The aggregated values of the recomputed rows [T, H, C] from the sides of all nodes."""
@@ -247,8 +227,7 @@ class PatchScores(NamedTuple):
 
     def __call__(self, layer: AttentionLayer, sides: Sides) -> Tensor:
         """The scores [E'] from the sides of all nodes of the patch; gradients come from changing edges."""
-        scores = layer.mean_scores(*sides[:2], self.adjacency)
-        return self.clean.index_copy(0, self.changing, scores)
+        return self.clean.index_copy(0, self.changing, layer.mean_scores(*sides[:2], self.adjacency))
 
 
 def _copy_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Tensor, Tensor, Sides]:
@@ -311,8 +290,7 @@ class Plan:
 
     def copies(self, times: int) -> PlanCopies:
         """Lay `times` copies of the plan side by side."""
-        device = self.start.device
-        inputs = torch.arange(times * self.start.numel(), device=device).view(times, -1)
+        inputs = torch.arange(times * self.start.numel(), device=self.start.device).view(times, -1)
         patches, constants, positions = [], [], []
         for patch, (sides, score) in zip(self.patches, self.constants, strict=True):
             copied, numbers, edges, fixed = _copy_patch(patch, inputs, sides)
@@ -346,9 +324,9 @@ class PlanCopies(NamedTuple):
 class Recompute:
     """A model of fgai and a graph prepared for it, with the results of the clean forward pass.
 
-    Rows computed again equal those of a full forward pass on the perturbed graph, gradients to the changed
-    features included, up to the order of summation. `InputError` if the model does not fit (see
-    `Recompute.fits`), or the graph is not prepared for it (see `fgai.attention.prepared`).
+    Rows computed again equal those of a full forward pass on the perturbed graph, gradients included, up to
+    the order of summation. `InputError` if the model does not fit (see `Recompute.fits`), or the graph is not
+    prepared for it (see `fgai.attention.prepared`).
 
     Example:
         >>> import fgai, torch
@@ -408,8 +386,8 @@ class Recompute:
     ) -> Plan | None:
         """Return the plan of the rows to recompute after `change`, or None if a full pass is cheaper.
 
-        `nodes` [T] are those whose logits are needed, by default all. With `all_rows` the plan also gives the
-        full ranking of every recomputed row. `limit` is the largest share of the work of a full pass.
+        `nodes` [T] are those whose logits are needed, by default all. `all_rows` also gives the full ranking
+        of every recomputed row. `limit` is the largest share of the work of a full pass.
         """
         for name in ("endpoints", "edges", "removed", "rows"):
             if (index := getattr(change, name)) is not None:
@@ -503,10 +481,7 @@ class Recompute:
 
 
 def _layerwise(model: nn.Module, graph: Graph) -> Layerwise | None:
-    """The model layer by layer, or None if it cannot be computed in part on this graph.
-
-    The graph must have features, none of them changed, and no values on edges.
-    """
+    """The model layer by layer, or None without features, with changed ones, or with values on edges."""
     features = graph.features
     if features is None or features.appended is not None or features.rows is not None:
         return None

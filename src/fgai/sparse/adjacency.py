@@ -1,7 +1,4 @@
-"""Edges sorted by destination, with pointers both ways, and one integer per edge: its identity.
-
-Kernels read the first; the identity survives every edit of the graph.
-"""
+"""Edges sorted by destination, with pointers both ways, and one integer per edge that survives every edit."""
 
 from __future__ import annotations
 
@@ -41,13 +38,7 @@ def edge_keys(source: Tensor, destination: Tensor) -> Tensor:
 
 @typed
 def key_ends(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Source and destination of every key: the inverse of `edge_keys`.
-
-    Example:
-        >>> source, destination = key_ends(edge_keys(torch.tensor([7]), torch.tensor([2])))
-        >>> source.tolist(), destination.tolist()
-        ([7], [2])
-    """
+    """Source and destination of every key: the inverse of `edge_keys`."""
     if keys.dtype != torch.int64:
         raise InputError(f"`keys` must be int64, as `edge_keys` gives them, got {keys.dtype}")
     return keys & _LOW, keys >> 32
@@ -63,14 +54,7 @@ def edge_name(key: int) -> str:
 @typed
 @dataclass(frozen=True)
 class EdgeMap:
-    """Which edges of a graph stayed after an edit, and where they are now.
-
-    Attributes:
-        before: [K] int64, positions in the old graph.
-        after: [K] int64, positions of the same edges in the new graph.
-        num_before: edges of the old graph.
-        num_after: edges of the new graph.
-    """
+    """Positions [K] int64 of the edges that an edit left, `before` in the old graph, `after` in the new."""
 
     before: Tensor
     after: Tensor
@@ -80,12 +64,7 @@ class EdgeMap:
 
 @typed
 def match_edges(keys_a: Tensor, keys_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions (ia, ib) of the edges that two sorted key vectors share, in key order.
-
-    Raises:
-        AttentionError: a vector is not strictly increasing (parallel edges have no single partner).
-        InputError: something else than keys, int64 [E].
-    """
+    """Positions (ia, ib) of the edges in both sorted key vectors; `AttentionError` if one is unsorted."""
     for name, keys in (("keys_a", keys_a), ("keys_b", keys_b)):
         if keys.dim() != 1 or keys.dtype != torch.long:
             raise InputError(f"`{name}` must be int64 [E], got {keys.dtype} {list(keys.shape)}")
@@ -110,8 +89,7 @@ class Index32(NamedTuple):
 
 def pointers(sorted_index: Tensor, num_nodes: int) -> Tensor:
     """Return `[num_nodes + 1]` offsets such that the entries equal to i are `ptr[i]:ptr[i + 1]`."""
-    steps = torch.arange(num_nodes + 1, device=sorted_index.device)
-    return torch.searchsorted(sorted_index, steps)
+    return torch.searchsorted(sorted_index, torch.arange(num_nodes + 1, device=sorted_index.device))
 
 
 def _merged_positions(before: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -144,13 +122,7 @@ class Adjacency:
     positions `csc[colptr[j]:colptr[j + 1]]`. Parallel edges are allowed here (`Graph` merges them). The
     indices are checked once, when a kernel first reads them; do not change them in place.
 
-    Attributes:
-        num_nodes: N.
-        source: [E] int64, source node of each edge.
-        destination: [E] int64, destination node of each edge; not decreasing.
-        rowptr: [N + 1] int64.
-        colptr: [N + 1] int64.
-        csc: [E] int64, edge positions sorted by (source, destination).
+    `source`, `destination` (not decreasing) and `csc` are int64 [E], the pointers int64 [N + 1].
     """
 
     num_nodes: int
@@ -186,7 +158,7 @@ class Adjacency:
         """Add new `edges` [2, M] to the sorted ones in linear time; none may exist already.
 
         Returns the new adjacency of `num_nodes`, at least as many as before, and [E] the new positions of the
-        old edges. Raises `InputError` if an edge names no node.
+        old edges. `InputError` if an edge names no node.
         """
         self.check_outgoing()
         check_index(edges, num_nodes, "edges")
@@ -256,8 +228,7 @@ class Adjacency:
         if len(two) != len(one) or len(pointer) != self.num_nodes + 1:
             raise InputError(
                 f"an adjacency of {self.num_nodes} nodes needs {' and '.join(names[:2])} of equal length and"
-                f" {self.num_nodes + 1} entries of {names[2]}, got {len(one)}, {len(two)} and {len(pointer)};"
-                " let `Adjacency.build` make them"
+                f" {self.num_nodes + 1} entries of {names[2]}, got {len(one)}, {len(two)} and {len(pointer)}"
             )
         if not one.device == two.device == pointer.device:
             raise InputError("the parts of an adjacency must be on one device")
@@ -304,8 +275,6 @@ class Adjacency:
 
 
 class _ActiveRows(NamedTuple):
-    """How many of the first nodes the GPU kernels have to compute."""
-
     with_grad: int  # only these need gradients; those of the others may be zeros
     with_edges: int  # the others have no incoming edges
 

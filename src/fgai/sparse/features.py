@@ -26,8 +26,7 @@ from fgai.sparse.valid import (
 )
 from fgai.typed import typed
 
-# Dense features with at most this share of non-zeros and at least so many columns become compressed rows.
-SPARSE_SHARE, MIN_COLUMNS = 0.1, 64
+SPARSE_SHARE, MIN_COLUMNS = 0.1, 64  # most non-zeros and least columns of dense features that are compressed
 
 
 class _Pattern:
@@ -39,13 +38,8 @@ class _Pattern:
 class SparseRows:
     """A matrix in compressed rows, with the compressed columns the backward pass reads.
 
-    Attributes:
-        indptr: [N + 1] int64; row n holds entries `indptr[n]:indptr[n + 1]`.
-        indices: [Z] int64, column of each entry.
-        values: [Z].
-        num_columns: F.
-
-    The indices are checked once, on first use (see `fgai.sparse.valid`).
+    Row n holds the entries `indptr[n]:indptr[n + 1]` of `indices`, their columns, and `values` [Z]; `indptr`
+    [N + 1] and `indices` [Z] are int64. They are checked once, on first use (see `fgai.sparse.valid`).
     """
 
     indptr: Tensor
@@ -133,13 +127,8 @@ class SparseRows:
 class Features:
     """Node features: a dense or sparse base, dense rows appended below, dense deltas added to some rows.
 
-    Injected nodes have dense adversarial features; the rest of the graph keeps its sparse ones.
-
-    Attributes:
-        base: [N, F] dense tensor or `SparseRows`.
-        appended: [M, F] or None, rows N..N+M-1.
-        rows: [R] int64 or None, rows of the base that `delta` [R, F] is added to.
-        delta: see `rows`.
+    Injected nodes have dense adversarial features; the rest of the graph keeps its sparse ones. `base` is [N,
+    F], `appended` [M, F] are the rows N..N+M-1, and `delta` [R, F] is added to the base's `rows` [R], int64.
     """
 
     base: Tensor | SparseRows
@@ -256,8 +245,7 @@ class Features:
         if rows.dim() != 2 or rows.shape[1] != self.num_columns:
             got = tuple(rows.shape)
             raise InputError(f"appended features must have shape [M, {self.num_columns}], got {got}")
-        both = rows if self.appended is None else torch.cat([self.appended, rows])
-        return replace(self, appended=both)
+        return replace(self, appended=rows if self.appended is None else torch.cat([self.appended, rows]))
 
     def perturb(self, rows: Tensor, delta: Tensor) -> Features:
         """Return features with `delta` [R, F] added to base `rows` [R] (distinct); `delta` gets gradients."""
@@ -321,8 +309,7 @@ class Features:
         device = checks.device(device)
         base = self.base.to(device, dtype)
         appended, delta = (None if t is None else t.to(device, dtype) for t in (self.appended, self.delta))
-        rows = None if self.rows is None else self.rows.to(device)
-        return Features(base, appended, rows, delta)
+        return Features(base, appended, None if self.rows is None else self.rows.to(device), delta)
 
 
 def as_features(value: Any) -> Features | None:
@@ -344,7 +331,6 @@ def as_features(value: Any) -> Features | None:
 
 
 def _from_sparse(x: Tensor) -> Features:
-    """Compressed rows of the non-zeros of a tensor of any layout."""
     entries = x.to_sparse(layout=torch.sparse_coo).coalesce()
     if entries.sparse_dim() != 2 or entries.dense_dim():
         return Features.dense(entries.to_dense())
@@ -375,7 +361,6 @@ def _check_compressed(matrix: Any) -> None:
     pointers, indices = (torch.as_tensor(part) for part in (matrix.indptr, matrix.indices))
     if len(pointers) != lines + 1:
         raise InputError(f"`indptr` of the features must have {lines + 1} entries, got {len(pointers)}")
-    room = min(len(indices), len(matrix.data))
-    used = min(int(pointers[-1]), room)
+    used = min(int(pointers[-1]), len(indices), len(matrix.data))
     check_pointers(pointers, used, "indptr")
     check_index(indices[:used], columns, "indices")

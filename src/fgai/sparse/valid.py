@@ -1,9 +1,4 @@
-"""Checks that indices point where kernels may read.
-
-Kernels do not check indices. So pointers are checked when they are first seen, an adjacency and a sparse
-matrix when a kernel first reads them. The result is cached with the object, so a loop checks once. Pointers
-that were changed in place are checked again.
-"""
+"""Checks that indices point where kernels may read: when first seen, and pointers again after changes."""
 
 from __future__ import annotations
 
@@ -45,34 +40,22 @@ def check_pointers(pointers: Tensor, count: int | None, name: str, entries: str 
 
 
 def _trust_pointers(pointers: Tensor, count: int) -> None:
-    """Record that pointers derived from checked ones end at `count`, so they are never read."""
     _read_once(pointers, _POINTERS, lambda _: (0, count, True))
 
 
 def _check_count(count: int, what: str) -> None:
-    """Raise unless the kernels can count so many nodes, edges or entries."""
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= LARGEST:
         raise InputError(f"the number of {what} must be a whole number in 0..{LARGEST}, got {count!r}")
 
 
 def row_index(pointers: Tensor, count: int) -> Tensor:
-    """The row of each of `count` entries, for pointers that were checked.
-
-    Example:
-        >>> row_index(torch.tensor([0, 2, 2, 3]), 3).tolist()
-        [0, 0, 2]
-    """
+    """The row of each of `count` entries, for pointers that were checked."""
     steps = torch.arange(len(pointers) - 1, device=pointers.device)
     return torch.repeat_interleave(steps, pointers.diff(), output_size=count)
 
 
 def row_entries(pointers: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the entries of some `rows`, row after row, and for each its place in `rows`.
-
-    Example:
-        >>> [t.tolist() for t in row_entries(torch.tensor([0, 2, 2, 3]), torch.tensor([2, 0]))]
-        [[2, 0, 1], [0, 1, 1]]
-    """
+    """Positions of the entries of some `rows`, row after row, and for each its place in `rows`."""
     first, count = pointers[rows], pointers[rows + 1] - pointers[rows]
     place = torch.repeat_interleave(count)
     return torch.arange(len(place), device=rows.device) + (first - count.cumsum(0) + count)[place], place

@@ -14,8 +14,7 @@ from fgai.ops.cpu.parallel import _by_block as _fast_by_block
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-# Up to this many edges of a row, comparing without branches is faster.
-SHORT = 64
+SHORT = 64  # up to this many edges of a row, comparing without branches is faster
 _by_block = partial(_fast_by_block, fastmath=False)  # sums are added in edge order
 
 
@@ -30,8 +29,8 @@ def _insert_level(value, above, level):
 def _levels(values, first, last, count, levels):
     """The `count` largest values of a row with at least so many edges, in falling order.
 
-    In short rows branches are often mispredicted, so every value is compared with every level; in long rows
-    most values are smaller than all levels, and one branch skips them.
+    In short rows every value is compared with every level, as branches are often mispredicted; in long rows
+    one branch skips most values.
     """
     for slot in range(count):
         levels[slot] = -np.inf
@@ -170,5 +169,4 @@ def pick_pairs(
 def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
     """The top-k of every row as a mask [E]; see `topk_mask`."""
     leading = pick_leaders(values, rowptr, k)
-    mask = torch.zeros(values.shape[0], dtype=torch.bool)
-    return mask.index_fill_(0, leading[leading >= 0], True)
+    return torch.zeros(values.shape[0], dtype=torch.bool).index_fill_(0, leading[leading >= 0], True)

@@ -1,7 +1,4 @@
-"""Top-k of every row on the GPU: one program per row picks the largest, then the next, without sorting.
-
-The margin of training comes out of the same pass with its gradient. Nothing here waits for the device.
-"""
+"""Top-k of every row on the GPU, without sorting: one program per row; nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -18,17 +15,13 @@ from fgai.cache import cached_on
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-# Edges one warp loads at a time, in short and in long rows; more would not fit into its registers.
-SHORT, LONG = 64, 512
+SHORT, LONG = 64, 512  # edges one warp loads at a time in short and long rows; more would not fit
 NONE = tl.constexpr(2147483647)
 
 
 @triton.jit
 def _best(v, e, live, level, spot):
-    """The largest of the values v after (level, spot) in falling order, ties by position: (value, position).
-
-    Positions are `e`; NONE if no value is left.
-    """
+    """The first of the values v after (level, spot) in falling order, ties by position `e`; NONE if none."""
     good = live & ((v < level) | ((v == level) & (e > spot)))
     top = tl.max(tl.where(good, v, float("-inf")), axis=0)
     return top, tl.min(tl.where(good & (v == top), e, NONE), axis=0)
@@ -73,7 +66,6 @@ def _in_top(v, e, level, spot):
 
 @triton.jit
 def _ends(rowptr, i):
-    """First and last position of row i."""
     return tl.load(rowptr + i).to(tl.int32), tl.load(rowptr + i + 1).to(tl.int32)
 
 
@@ -158,8 +150,6 @@ def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
 
 
 def _per_swap(rowptr: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    """1 over the number of swaps of top-k sets."""
-
     def make() -> Tensor:
         return 1.0 / (rowptr.diff() - k).clamp(min=0, max=k).sum().clamp(min=1).to(dtype)
 

@@ -19,10 +19,8 @@ from fgai.topk import cpu
 from fgai.typed import typed
 
 SCOPES = ("node", "graph")
-# Up to this k, finding the k largest of a row by insertion (on a GPU, one by one) is faster than sorting it.
-FEW = 64
-# Largest number of entries of a table of nodes × edges or swaps.
-LARGEST_TABLE = 2**28
+FEW = 64  # up to this k, finding the k largest one by one is faster than sorting a row
+LARGEST_TABLE = 2**28  # entries of a table of nodes × edges or swaps
 
 
 def _row_kernels(values: Tensor) -> ModuleType | None:
@@ -116,10 +114,8 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
 def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node") -> Tensor:
     """The top-k set T_k as a mask [E]: the k largest of every row (scope "node") or of all ("graph").
 
-    `k=None` or more than the degree takes all edges.
-
-    Raises:
-        InputError: k is below 1, the scope is unknown or the rows do not fit the values.
+    `k=None` or more than the degree takes all edges. `InputError` if k is below 1, the scope is unknown or
+    the rows do not fit the values.
 
     Example:
         >>> topk_mask(torch.tensor([0.2, 0.7, 0.1, 1.0]), torch.tensor([0, 3, 4]), 2).tolist()
@@ -144,15 +140,12 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
 
 @typed
 def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
-    """Overlap of two top-k sets at every node.
+    """Overlap of two top-k sets at every node, float64 [N]; `InputError` if they cover different edges.
 
         V_k(i) = |T_k(i) ∩ T'_k(i)| / min(k, degree(i))
 
     The denominator is the size of the first set, `mask_a`; a row in which that is empty counts as 1. Rows
-    from `scoped_rows(rowptr, E, "graph")` give the one overlap of graph-wide sets. Returns float64 [N].
-
-    Raises:
-        InputError: the masks cover different edges.
+    from `scoped_rows(rowptr, E, "graph")` give the one overlap of graph-wide sets.
 
     Example:
         >>> a, b = torch.tensor([True, True, False]), torch.tensor([True, False, True])
@@ -160,10 +153,8 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
         [0.5]
     """
     if mask_a.shape != mask_b.shape:
-        raise InputError(
-            f"`mask_a` and `mask_b` must cover the same edges, got {tuple(mask_a.shape)} and"
-            f" {tuple(mask_b.shape)}; match the edges first"
-        )
+        got = f"{tuple(mask_a.shape)} and {tuple(mask_b.shape)}"
+        raise InputError(f"`mask_a` and `mask_b` must cover the same edges, got {got}; match the edges first")
     check_rows(mask_a, rowptr, "mask_a")
     for name, mask in (("mask_a", mask_a), ("mask_b", mask_b)):
         checks.mask(mask, mask_a.shape, name)
@@ -184,27 +175,16 @@ def topk_l1(
     known: Tensor | None = None,
     factor: float = 1.0,
 ) -> Tensor:
-    """The l1 distance of two attentions on their two top-k sets.
+    """The l1 distance of two attentions [E] on their two top-k sets.
 
         form "tv"     L = 1/4    (||w - w~||_1 on T_k(w) + ||w - w~||_1 on T_k(w~))
         form "paper"  L = 1/(2k) (the same sum)
 
     Form "tv" is divided by the number of nodes with an incoming edge: with k at or above every degree it is
-    the mean total variation of the two attentions. Form "paper" is averaged over the same nodes in scope
-    "node"; in scope "graph" there is one set and nothing to average. The sets are constants for the gradient.
-
-    Args:
-        w: [E], the reference attention.
-        w_tilde: [E], the attention being trained, on the same edges.
-        rowptr: [N+1].
-        k: size of the sets, None for all edges (form "tv" only).
-        scope: "node" or "graph".
-        form: "tv" or "paper".
-        known: T_k(w) from `topk_mask`; computed by default.
-        factor: multiplies the result.
-
-    Raises:
-        InputError: the shapes differ, an option is unknown, or form "paper" gets no k.
+    the mean total variation of the two attentions. Form "paper", which needs a k, is averaged over the same
+    nodes in scope "node"; in scope "graph" there is one set and nothing to average. The sets are constants
+    for the gradient. `known` is T_k(w) from `topk_mask`, computed by default; `factor` multiplies the result.
+    `InputError` if the shapes differ, an option is unknown, or form "paper" gets no k.
 
     Example:
         >>> w, v = torch.tensor([0.75, 0.25, 1.0]), torch.tensor([0.25, 0.75, 1.0])
@@ -216,10 +196,8 @@ def topk_l1(
     checks.real_number(factor, "factor")
     check_k(k)
     if w.shape != w_tilde.shape:
-        raise InputError(
-            f"`w` and `w_tilde` must be on the same edges, got {tuple(w.shape)} and {tuple(w_tilde.shape)};"
-            " match the edges first"
-        )
+        got = f"{tuple(w.shape)} and {tuple(w_tilde.shape)}"
+        raise InputError(f"`w` and `w_tilde` must be on the same edges, got {got}; match the edges first")
     check_rows(w, rowptr, "w")
     check_rows(w_tilde, rowptr, "w_tilde")
     if known is not None:

@@ -1,7 +1,4 @@
-"""The swap cost c(m): how far attention must move before m members can have left the top-k set.
-
-Training increases this cost (as a margin) and certificates report it; both use `swap_costs`.
-"""
+"""The swap cost c(m): how far attention must move before m members can have left the top-k set."""
 
 from __future__ import annotations
 
@@ -35,10 +32,8 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
 
     Columns are m = 1..M with M <= k, infinity where m > min(k, d-k): [N, M]. Differentiable in `values` [E];
     where an l2 cost is 0 its gradient is set to 0. For a graph-wide set pass `scoped_rows(rowptr, E,
-    "graph")` as `rowptr`; with `k=None` no edge is outside.
-
-    Raises:
-        InputError: k is below 1, the norm is unknown, or k asks for more costs than memory holds.
+    "graph")` as `rowptr`; with `k=None` no edge is outside. `InputError` if k is below 1, the norm is
+    unknown, or there are more costs than memory holds.
 
     Example:
         >>> a = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
@@ -57,10 +52,8 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
         return _costs(values, *_nearest_to_cut(values, rowptr, k), norm)
     rows, members, outsiders = _nearest_to_deep_cut(values, rowptr, k)
     if num_rows * members.shape[1] > LARGEST_TABLE:
-        raise InputError(
-            f"`k` of {k} asks for {members.shape[1]} costs at each of {num_rows} nodes, too many to list;"
-            " take a smaller `k`"
-        )
+        costs = f"{members.shape[1]} costs at each of {num_rows} nodes"
+        raise InputError(f"`k` of {k} asks for {costs}, too many to list; take a smaller `k`")
     table = values.new_full((num_rows, members.shape[1]), float("inf"))
     return table.index_copy(0, rows, _costs(values, members, outsiders, norm))
 
@@ -72,10 +65,7 @@ def _nearest_to_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Ten
 
 
 def _nearest_to_deep_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`_nearest_to_cut` for large k: the R rows with more than k edges, and positions [R, M] twice.
-
-    There are at most E / k such rows, so at most 2 E positions. Waits for the device.
-    """
+    """`_nearest_to_cut` for large k: the R rows with more than k edges, and positions [R, M] twice."""
     degree = rowptr.diff()
     rows = (degree > k).nonzero().flatten()
     count = (degree[rows] - k).clamp(max=k)
@@ -112,8 +102,7 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
 
         mean over rows with more than k edges and over m of  relu(R − c(m) / m) / R
 
-    with `c(m)` the l1 cost of m swaps. A scalar in [0, 1] for non-negative costs, 0 where no row has more
-    than k edges.
+    with `c(m)` the l1 cost of m swaps. A scalar in [0, 1] for costs of at least 0; 0 where no row is longer.
 
     Example:
         >>> a = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)

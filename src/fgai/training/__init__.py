@@ -1,4 +1,4 @@
-"""Trainings of models and their loss terms: vanilla, layer norm, limits, adversarial and faithful."""
+"""Training of models: vanilla, layer norm, limits, adversarial and faithful."""
 
 from fgai.training.faithful import FaithfulRecipe, make_faithful
 from fgai.training.hardening import AdversarialRecipe, harden

@@ -24,15 +24,12 @@ from fgai.tasks import task_of
 class InjectionAdversary:
     """New nodes with new endpoints every epoch; their features are kept from epoch to epoch.
 
-    The features ascend along the gradient that the training step's backward pass leaves in them, so that an
-    ascent step costs no pass of its own: `ascend_and_inject` takes the step that is due and returns a graph,
-    and the caller back-propagates a loss that the features should raise. They are updated in place, as a
-    captured CUDA graph needs.
+    Features ascend in place, along the gradient of the training step's own backward pass: `ascend_and_inject`
+    takes the step that is due and returns a graph, and the caller back-propagates a loss to be raised.
 
-    If the first layer has limits, every second node moves a point of the unit box instead of features. The
-    point stands for the values of the node in that layer; any features give values inside this box.
-    Endpoints are drawn from the nodes of the budget's `targets`. `feature_range` is the smallest and largest
-    value of each feature, by default on the graph, which is prepared for the model.
+    If the first layer has limits, every second node moves a point of the unit box, which stands for its
+    values in that layer. Endpoints are drawn from the budget's `targets`. `feature_range` is the smallest and
+    largest value of each feature, by default on the graph, which is prepared for the model.
     """
 
     def __init__(
@@ -80,8 +77,7 @@ class InjectionAdversary:
         if first_layer_limits:
             self.moves_points = torch.arange(len(features), device=features.device) % 2 == 1
         for limits in first_layer_limits:
-            shape = (len(features), *limits.low.shape)
-            uniform = torch.rand(shape, generator=generator, dtype=torch.float32)
+            uniform = torch.rand(len(features), *limits.low.shape, generator=generator, dtype=torch.float32)
             self.points[limits] = uniform.to(features).requires_grad_()
 
     def using_points(self, subset: Tensor | None = None) -> AbstractContextManager[None]:

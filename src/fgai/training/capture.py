@@ -15,14 +15,11 @@ from fgai.errors import FgaiWarning, warn
 from fgai.ops.capture import Replay
 from fgai.training.recipes import Draws, Recipe, epoch_seed
 
-WARM_UP = 2
-"""Steps of a kind that run kernel by kernel before it is captured: they compile and allocate what stays."""
+WARM_UP = 2  # steps of a kind before its capture, which compile kernels and allocate memory
 MAX_UNREAD = 32  # epochs whose terms may stay on the device before they are read
 
 
 class _EpochTerms(NamedTuple):
-    """The loss terms of one epoch and the time it took."""
-
     epoch: int
     values: dict[str, float]
     seconds: float
@@ -36,7 +33,6 @@ def can_capture(recipe: Recipe, model: nn.Module) -> bool:
 
 
 def _sum_by_name(names: list[str], numbers: list[float]) -> dict[str, float]:
-    """Add up the terms of equal names, the total last."""
     values: dict[str, float] = {}
     for name, number in zip(names, numbers, strict=True):
         values[name] = values.get(name, 0.0) + number
@@ -73,13 +69,7 @@ def _backward(losses: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
 
 
 class _CapturedSteps:
-    """The steps and the score of one training on a GPU, captured kind by kind; `update` changes the weights.
-
-    A training step on a graph of ten thousand nodes is a hundred kernels of a few microseconds, and starting
-    them one by one takes ten times as long as running them. Their shapes never change, so they are captured
-    in a CUDA graph; the draws of an epoch are copied to fixed addresses before each replay. The results are
-    the same.
-    """
+    """Steps and score of one training on a GPU, captured kind by kind; `update` changes the weights."""
 
     def __init__(self, recipe: Recipe, model: nn.Module, update: Callable[[], None], seed: int) -> None:
         self.recipe, self.model, self.update, self.seed = recipe, model, update, seed

@@ -47,11 +47,8 @@ from fgai.training.terms import (
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
-RAMP = 0.5
-"""Share of the epochs in which attacked terms rise to their weight: a vanilla model is so unstable that the
-full terms would move the copy far from it at once."""
-STREAM = 0x5DEECE66D
-"""Random stream of these draws, which change neither dropout nor the endpoints of evaluations."""
+RAMP = 0.5  # share of the epochs in which attacked terms rise to their weight
+STREAM = 0x5DEECE66D  # random stream of these draws, which change neither dropout nor evaluations
 
 
 @typed
@@ -81,19 +78,19 @@ def make_faithful(
     With `check` the model is trained once more with tightened settings if, on the validation nodes, its
     predictions shift under a short attack by more than half of the vanilla model's shift, or it keeps fewer
     than 90 % of the vanilla classes or 85 % of the top 5 neighbours in the sharpest layer. The better model
-    is returned; a `ReliabilityWarning` names what it fails. Trainings of fewer than 60 epochs, of
-    mini-batches, without `prediction_stability`, and other tasks than node classification are not checked. A
-    training that diverges is repeated with half the learning rate. There is one retry at most.
+    is returned; a `ReliabilityWarning` names what it fails. Only node classification on whole graphs, with
+    `prediction_stability` and at least 60 epochs, is checked. A training that diverges is repeated with half
+    the learning rate. There is one retry at most.
 
     With `batch_size` an epoch is a pass over all nodes, or `epoch_size` of them, with a step for each
-    mini-batch; vanilla outputs and the ranges of limits come from exact passes over the whole graph. A stored
-    graph is never loaded whole. Several processes share the batches inside `fgai.large.process_group`.
+    mini-batch; vanilla outputs and ranges come from exact passes over the whole graph. A stored graph is
+    never loaded whole. Several processes share the batches inside `fgai.large.process_group`.
 
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model whose attention can be recorded.
         data: the graph it was trained on; with `batch_size` also a stored graph or its folder. Without masks
             it trains on all nodes.
-        settings: see `FaithfulSettings`; every graph has the same defaults.
+        settings: see `FaithfulSettings`.
         seed: of the adversary's draws.
         terms: loss terms of your own, see `fgai.training.term`.
         check: attack the result, and train once more if it is not stable.
@@ -157,9 +154,8 @@ class InjectedNodes(NamedTuple):
 class FaithfulLoss:
     """The loss of one step on the whole graph or a mini-batch, prepared for the model.
 
-    In a mini-batch only the seeds count. They are its first nodes and edges are sorted by destination, so
-    their rows and edges come first everywhere. With `sets_ranges` limits take their ranges from the clean
-    passes; in a mini-batch they stay as they are.
+    In a mini-batch only the seeds count: they are its first nodes, and the edges into them its first edges.
+    With `sets_ranges` limits take their ranges from the clean passes; in a mini-batch they stay as they are.
     """
 
     graph: Graph
@@ -219,7 +215,7 @@ class FaithfulLoss:
             return -(total + attacked).detach()
 
     def clean_context(self, model: nn.Module, *, sampled: bool = False) -> StepContext:
-        """Run the model on the clean graph; limits take their ranges from the same pass."""
+        """Run the model on the clean graph and set the ranges of its limits in the same pass."""
         shares, ranked = self.settings.shares, self.terms.need_explanation
         ranges = _range_pass(model, *shares, sampled=sampled) if self.sets_ranges else nullcontext()
         with ranges, straight_through(model):
@@ -248,10 +244,10 @@ class FaithfulLoss:
                 logits = observation.logits
                 attention = []
                 pairs = zip(reference.layers, observation.attention, strict=True)
-                for index, (old, new) in enumerate(pairs):  # on the clean edges, in a mini-batch into seeds
+                for index, (old, new) in enumerate(pairs):  # in a mini-batch, only edges into seeds
                     same = old.adjacency is self.graph.adjacency and new.adjacency is graph.adjacency
                     after = edge_map.after if same else torch.searchsorted(new.keys, old.keys)
-                    # `index_select` rather than brackets: its backward pass does not sort.
+                    # The backward pass of `index_select`, unlike that of brackets, does not sort.
                     values = new.heads().index_select(0, after)
                     attention.append(first_rows(values, self.vanilla_outputs.attention[index]))
             else:
@@ -263,10 +259,7 @@ class FaithfulLoss:
 
 @typed
 class FaithfulBase(Recipe):
-    """Adversary and schedule of faithful training; the adversary joins nodes of `graph`.
-
-    `feature_range` is the smallest and largest value of each feature, if the graph does not hold features.
-    """
+    """Adversary and schedule of faithful training; `feature_range` is needed if `graph` holds no features."""
 
     name = "fgai"
 
@@ -329,7 +322,6 @@ class FaithfulRecipe(FaithfulBase):
                 self._start_adversary(model, self._generator(-1))
 
     def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
-        """Draw the first features and the attack of the score, and ascend against the vanilla weights."""
         outputs, graph, adversary = self.loss.vanilla_outputs, self.graph, self.adversary
         if self.settings.limits:
             set_ranges(model, graph, *self.settings.shares)

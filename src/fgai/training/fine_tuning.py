@@ -32,9 +32,9 @@ SEED_STEP = 7_001  # difference between the seeds of two attempts
 class _WholeGraph:
     """A graph in memory, trained on as one batch.
 
-    `fgai.large` has a source of mini-batches with the same methods, and three that return its recipes:
-    `vanilla()`, `faithful(model, settings, terms)` and `harden(model, settings)`. Its `node_graph` has no
-    edges and features; `graph` is prepared for the model.
+    The source of mini-batches in `fgai.large` has the same methods, and `vanilla()`, `faithful(model,
+    settings, terms)` and `harden(model, settings)`, which return recipes. Its `node_graph` has no edges and
+    features.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -63,7 +63,7 @@ class _WholeGraph:
 def _open_source(
     data: Any, seed: int, batch_size: int | None, fan_out: Any, epoch_size: int | None = None
 ) -> AbstractContextManager[Any]:
-    """Open the graph of a training; the seed is of neighbours drawn, and of the split of a stored graph."""
+    """The source of a training; the seed is of neighbours drawn, and of the split of a stored graph."""
     if batch_size is not None:
         stored: AbstractContextManager[Any] = import_module("fgai.large.training").stored_source(data, seed)
         return stored
@@ -88,11 +88,7 @@ def _fine_tune(
     checkpoint: Path | str | None,
     **options: Any,
 ) -> M:
-    """Train a copy of a model, and once more if training diverges or the check fails, see `retry`.
-
-    `source` is prepared for the model; `identity` is what else the training depends on, for the fingerprint
-    of its checkpoint; `options` are arguments of `fit`. A second attempt has its own seed, folder and name.
-    """
+    """Train a copy of a model, see `retry`; `identity` is for the fingerprint, `options` are for `fit`."""
 
     def attempt(settings: S, count: int) -> M:
         recipe, trained = recipe_for(settings), copy_model(model)
@@ -119,10 +115,7 @@ def _fine_tune(
 
 
 def retry(train: Callable[[T, int], M], check: Callable[[M], StabilityReport] | None, settings: T) -> M:
-    """Train a model, and once more if training diverges or the check fails; return the better model.
-
-    `train` takes settings and the number of the attempt, from 1. `DivergenceError` if both attempts diverged.
-    """
+    """Train a model, once more if training diverges or the check fails; return the better model."""
     try:
         model, count = train(settings, 1), 1
     except DivergenceError:

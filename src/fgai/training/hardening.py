@@ -25,8 +25,7 @@ from fgai.training.settings import HardenSettings, _resolve
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
-STREAM = 0x2545F4914
-"""Random stream of these draws, which change neither dropout nor the endpoints of evaluations."""
+STREAM = 0x2545F4914  # random stream of these draws, which change neither dropout nor evaluations
 
 
 @typed
@@ -125,9 +124,9 @@ def harden(
     """Return a version of a trained model with stable predictions; the given one is untouched.
 
     A copy of the model gets limits (see `fgai.limit`) and is fine-tuned by cross-entropy on the clean graph
-    and on one with injected nodes, see `HardenSettings`. It needs labels and masks and does not keep the
-    model's explanations: for those use `make_faithful`, whose arguments it has. The check is of predictions
-    only. With `batch_size` an epoch is a pass over the training nodes, which alone injected nodes join.
+    and on one with injected nodes, see `HardenSettings`. It needs labels and masks, and does not keep
+    explanations: for those use `make_faithful`, whose arguments it has. The check is of predictions. With
+    `batch_size` an epoch is a pass over the training nodes, which alone injected nodes join.
 
     Raises:
         InputError: an unknown setting, a value that is not allowed, or no labels in `train_mask`.

@@ -33,10 +33,8 @@ from fgai.training.settings import _check_shares
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
-CLIP_SHARES = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)
-"""Shares that `clip_share="auto"` tries, the largest first."""
-ALLOWED_LOSS = 0.002
-"""Accuracy on validation rows that `clip_share="auto"` may cost."""
+CLIP_SHARES = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)  # that `clip_share="auto"` tries
+ALLOWED_LOSS = 0.002  # accuracy on validation rows that `clip_share="auto"` may cost
 
 
 @typed
@@ -61,25 +59,20 @@ def limit(
 ) -> M:
     """Return a copy of a trained model whose attention layers clip values that no node of `data` has.
 
-    In every attention layer the values and both sides of the score are limited to those that occur on the
-    graph: each channel to a range, each vector to a largest norm. An injected node then contributes no more
-    than an ordinary node could. With the defaults the model keeps about .77 to .96 of its top 5 neighbours
-    and .2 to .8 of its sharpness; `make_faithful` restores them. With `clip_share=0, shrink=0` outputs and
-    attention on that graph do not change at all, and an attack is limited less.
+    The values and both sides of the score are limited to those on the graph: each channel to a range, each
+    vector to a largest norm. An injected node then contributes no more than an ordinary node could. With the
+    defaults the model keeps about .77 to .96 of its top 5 neighbours and .2 to .8 of its sharpness;
+    `make_faithful` restores them. With `clip_share=0, shrink=0` nothing changes on that graph, and an attack
+    is limited less. The copy is in eval mode; `count_clipped(model, data)` counts the values it clips.
 
     Args:
         model: trained; fgai's, or any PyG model built from GATConv, GATv2Conv, TransformerConv or
             SuperGATConv (see `fgai.attention.register_limits`). Limits it has are measured again.
         data: the graph it was trained for, a `Graph` or PyG `Data`.
-        clip_share: share of the nodes left out at either end of each range, below 0.5; their values are
-            clipped. `auto` takes the largest share that costs at most 0.002 of the accuracy on validation
-            rows.
+        clip_share: share of the nodes left out at either end of each range, below 0.5; `auto` takes the
+            largest that costs at most 0.002 of the accuracy on validation rows.
         shrink: share of the nodes, those of largest norm, that are shrunk to the norm of the rest, below 1.
-        nodes: bool [N] or indices of the nodes whose ranges count, e.g. the training nodes of an inductive
-            model; all by default.
-
-    Returns:
-        A model of the same class, in eval mode. `count_clipped(model, data)` counts the values it clips.
+        nodes: bool [N] or indices of the nodes whose ranges count, e.g. training nodes; all by default.
 
     Raises:
         AttentionError: the model has no attention, or a layer that cannot be limited.
@@ -120,10 +113,7 @@ def limit(
 def _range_pass(
     model: nn.Module, clip_share: float, shrink: float, nodes: Tensor | None = None, *, sampled: bool = False
 ) -> AbstractContextManager[Any]:
-    """A block in which forward passes set the ranges of a model's limits, if it has some.
-
-    With `sampled`, order statistics are estimated from some of the nodes.
-    """
+    """A block in which forward passes set the ranges of limits; `sampled` estimates them from some nodes."""
     if not limits_of(model):
         return nullcontext()
     return measuring(model, clip_share, nodes, shrink=shrink, sampled=sampled)
@@ -150,7 +140,6 @@ def count_clipped(model: nn.Module, data: Any) -> ClipCount:
 
 
 def _largest_share(model: nn.Module, graph: Graph, shrink: float, nodes: Tensor | None) -> float:
-    """Return the largest share that costs almost no accuracy on validation rows."""
     rows, labels = labelled_rows(graph, "val_mask")
 
     def accuracy(share: float) -> float:

@@ -56,8 +56,8 @@ def fit(
 
     A training is saved in the folder `checkpoint` and resumes from it; one with another `fingerprint` is
     refused. Ctrl-C then takes effect at the end of the epoch, after a save. `run` names the training for the
-    tracker. With several processes (`fgai.large.process_group`) each trains on its own mini-batches, all make
-    the same steps, and the first alone writes and prints.
+    tracker. With several processes each trains on its own mini-batches, and the first alone writes and
+    prints.
 
     Raises:
         DivergenceError: a term is not finite; the model then has the best weights so far.
@@ -126,7 +126,6 @@ def fit(
 
 
 def _optimizer(model: nn.Module, recipe: Recipe, config: TrainConfig) -> torch.optim.Adam:
-    """Adam over all trainable parameters; raise if there are none, or processes would share no batches."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     if not parameters:
         name = type(model).__name__
@@ -148,13 +147,11 @@ def _rows(history: History, epochs: Sequence[int]) -> list[dict[str, float]]:
 
 
 def _note(terms: dict[str, float], best: float) -> str:
-    """The text beside the bar: best score, total, then the other terms, which a narrow terminal cuts off."""
     total = {"total": terms["total"], **terms}
     return "  ".join([f"best {best:.4f}", *(f"{name} {value:.4g}" for name, value in total.items())])
 
 
 def _check_finite(terms: _EpochTerms, state: _TrainingState) -> None:
-    """Raise if a term is not finite, with the best weights in the model."""
     bad = [name for name, value in terms.values.items() if not math.isfinite(value)]
     if bad:
         state.finish()
@@ -177,10 +174,7 @@ def _saving_on_error(save: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _delayed_interrupt(delay: bool = True) -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed; a second Ctrl-C interrupts at once.
-
-    Ctrl-C works as usual with `delay=False`, and outside the main thread, where Python delivers no signals.
-    """
+    """Yield a function: was Ctrl-C pressed? A second one interrupts at once, as all do with `delay=False`."""
     pressed = threading.Event()
     if not delay or threading.current_thread() is not threading.main_thread():
         yield pressed.is_set
@@ -199,8 +193,6 @@ def _delayed_interrupt(delay: bool = True) -> Iterator[Callable[[], bool]]:
 
 
 class _Steps:
-    """The training steps: captured and replayed where that is possible, else kernel by kernel."""
-
     def __init__(self, state: _TrainingState, config: TrainConfig, seed: int) -> None:
         self.state, self.config, self.seed = state, config, seed
         self.model, self.recipe, self.optimizer = state.model, state.recipe, state.optimizer
@@ -215,7 +207,6 @@ class _Steps:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Free the captured graphs and their memory at once."""
         if self.captured is not None:
             self.model.zero_grad(set_to_none=True)
             self.captured = None
@@ -232,15 +223,12 @@ class _Steps:
             return len(self.captured.unread) >= MAX_UNREAD
         self.unread = self.read()
         start = perf_counter()
-        terms = _mean_by_name(self._run_steps(epoch))
-        self.unread.append(_EpochTerms(epoch, terms, perf_counter() - start))
+        self.unread.append(_EpochTerms(epoch, _mean_by_name(self._run_steps(epoch)), perf_counter() - start))
         return True
 
     def _run_steps(self, epoch: int) -> list[tuple[int, dict[str, float]]]:
-        """Return weight and terms of every step of an epoch, of all processes."""
         steps: list[tuple[int, dict[str, float]]] = []
         own_seed = epoch_seed(self.seed, epoch) + self.processes.rank  # or all would drop the same units
-        # An epoch of mini-batches has a bar of its own.
         batches = stage(f"epoch {epoch + 1}", self.recipe.steps_per_epoch)
         with (
             seeded(own_seed, self.device),

@@ -41,7 +41,7 @@ from fgai.typed import typed
 
 METHODS = ("vanilla", "ln", "limits", "at", "harden", "fgai", "fgai-certified")
 FROM_SCRATCH = ("vanilla", "ln")
-"""Methods that train from new weights and need no trained vanilla model."""
+"""Methods that need no trained vanilla model."""
 EXPERIMENTS = {
     "fgai-paper": "paper-methods",
     "fgai-injection": "paper-methods",
@@ -50,8 +50,7 @@ EXPERIMENTS = {
     "pro-gnn": "defences",
     "soft-median": "baselines",
     "rung": "baselines",
-}
-"""Methods of the paper's tables that only a checkout of fgai can train, and the grid of each."""
+}  # methods of the paper's tables that only a checkout of fgai can train, and the grid of each
 
 
 @typed
@@ -110,8 +109,9 @@ def train(
 ) -> Any:
     """Train a copy of `model` on the labelled nodes, links or graphs of `data` and return it in eval mode.
 
-    Every graph has the same defaults: those of `TrainConfig` (for GT a learning rate of 0.001) and of the
-    model's class. `fgai.train("GAT", data, seed=3)` is the command `fgai train --model GAT --seed 3`.
+    It has the weights of the best validation epoch. Every graph has the same defaults: those of `TrainConfig`
+    (for GT a learning rate of 0.001) and of the model's class. `fgai.train("GAT", data, seed=3)` is the
+    command `fgai train --model GAT --seed 3`.
 
     With `batch_size` an epoch is a pass over the training nodes, with a step for each mini-batch (see
     `fgai.large.Batches`). Several processes share the batches inside `fgai.large.process_group`.
@@ -123,18 +123,14 @@ def train(
             `fgai.datasets.link_split`; or a batch of small graphs. With `batch_size` also a stored graph or
             its folder; one without masks gets a random split, drawn by the seed.
         seed: of dropout, and of the weights of a new model.
-        config: epochs, learning rate and so on, see `TrainConfig`.
+        config: see `TrainConfig`.
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
         recipe: loss and score, see `Recipe`; cross-entropy by default.
         tracker: called every epoch, see `fgai.trackers`.
         batch_size: training nodes of a mini-batch, for models that `fgai.large.observe_store` supports.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
-        **settings: fields of `TrainConfig`, e.g. `epochs=100`, which win over `config`; for a new model also
-            its arguments, e.g. `dropout=0.3`.
-
-    Returns:
-        The trained model, with the weights of the best validation epoch.
+        **settings: fields of `TrainConfig`, which win over `config`; for a new model also its arguments.
 
     Raises:
         InputError: an unknown setting or model; no labels or no masks; outputs that do not fit the labels.
@@ -173,7 +169,6 @@ def train(
 def _model_and_config(
     model: nn.Module | str, graph: Graph, config: TrainConfig | None, seed: int, settings: dict[str, Any]
 ) -> tuple[nn.Module, TrainConfig]:
-    """Return the model, a new one where only its name is given, and the settings of the loop."""
     if isinstance(model, str):
         model = one_of(model, "model", tuple(MODELS), any_case=True)
     name = model if isinstance(model, str) else type(unwrapped(model)).__name__
@@ -205,11 +200,11 @@ def train_method(
 ) -> nn.Module:
     """Train a model by a method, with the method's defaults where `settings` has no value.
 
-    All but `vanilla` and `ln` (layer norm) start from the same trained vanilla model, which is trained here
-    if it is None. `vanilla` is `fgai.train`, `limits` is `fgai.limit`, `harden` is `fgai.harden`, `at` is
-    `harden` without limits, `fgai` is `fgai.make_faithful`, and `fgai-certified` trains towards certificates
-    against injection: each gives the same weights as that call. `settings` holds settings of the training and
-    arguments of the model by name; the other arguments are those of `make_faithful`.
+    `vanilla` is `fgai.train`, `ln` the same with layer norm, `limits` is `fgai.limit`, `harden` is
+    `fgai.harden`, `at` is `harden` without limits, `fgai` is `fgai.make_faithful`, and `fgai-certified`
+    trains towards certificates against injection: each gives the same weights as that call. All but the first
+    two start from the model `vanilla`, which is trained here if it is None. `settings` holds settings of the
+    training and arguments of the model by name; the other arguments are those of `make_faithful`.
 
     Raises:
         InputError: an unknown name, a setting that the method does not take, or `batch_size` for a method
@@ -253,8 +248,8 @@ def train_method(
 def accuracy_without_edges(data: Any, *, seed: int = 0, targets: str = "test", **settings: Any) -> float:
     """Return the accuracy of a network with two layers that is trained on the graph without its edges.
 
-    No injected node can change its predictions, so a certified share of a graph network below this number is
-    of no use. Scored are the `test` or `val` nodes; for the settings see `fgai.train`.
+    No injected node can change its predictions, so a certified share below this number is of no use. Scored
+    are the `test` or `val` nodes; for the settings see `fgai.train`.
 
     Raises:
         InputError: another task than nodes, no labels, or other targets.

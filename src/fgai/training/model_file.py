@@ -22,12 +22,10 @@ from fgai.models import MODELS, AttentionModel
 from fgai.training.resume import History, set_history
 from fgai.typed import typed
 
-Factory = Callable[..., nn.Module] | str
-"""A function or a class that returns a model, or its name, `package.module:name`."""
+Factory = Callable[..., nn.Module] | str  # returns a model; or its name, `package.module:name`
 _FACTORY_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _PICKLE_SUFFIXES = (".pt", ".pth")
-PRETRAINED = Path(__file__).parent.parent / "pretrained"
-"""Folder of the models that come with fgai; tools/pretrained.py trains them."""
+PRETRAINED = Path(__file__).parent.parent / "pretrained"  # written by tools/pretrained.py
 SCHEMA = 2  # of the header; in 2 the arguments of models have PyG's names
 
 _Header = TypedDict(
@@ -110,7 +108,7 @@ def save_model(
 
     Args:
         model: of fgai or a registered class; with a `factory` any other model, wrapped or not.
-        path: the file; the suffix `.safetensors` is added when missing.
+        path: the suffix `.safetensors` is added when missing.
         data_fingerprint: of the graph it was trained on; shown and checked by the command line.
         about: anything JSON can hold, kept beside the weights.
         factory: of a model of your own: its class, a function, or `package.module:name`.
@@ -170,11 +168,7 @@ def _bundled(path: Path | str) -> Path:
 
 @typed
 def read_header(path: Path | str) -> dict[str, Any]:
-    """Return the JSON header of a model file: class, arguments, history and so on, without weights.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, of another program or of a newer fgai.
-    """
+    """Return the JSON header of a model file, without weights; `CheckpointError` if it cannot be read."""
     path = _bundled(path)
     text = _header_text(path)
     if text is None:
@@ -212,15 +206,12 @@ def _header_text(path: Path) -> str | None:
 def load_model(path: Path | str, expect: str | None = None, *, factory: Factory | None = None) -> nn.Module:
     """Read a model written by `save_model`, in eval mode.
 
-    A model of your own needs its factory: nothing that a file names is imported unless you name it yourself.
-    With a factory, files of any program that writes safetensors are read, and `.pt` files that hold a
-    `state_dict`, by PyTorch's restricted loader. A model that was wrapped when it was saved is wrapped again
-    if the function given to `fgai.wrap` is in the factory's module; if not, the factory must wrap it.
-
-    Args:
-        path: the file, or the name of a model that comes with fgai, see `pretrained_names`.
-        expect: class name it must have, e.g. `"GAT"`.
-        factory: of a model of your own, called with the arguments the file has for it; see `save_model`.
+    `path` may be the name of a model that comes with fgai (see `pretrained_names`); `expect` is the class
+    name it must have. A model of your own needs its `factory`, which gets the arguments in the file: nothing
+    that a file names is imported unless you name it yourself. With a factory, files of any program that
+    writes safetensors are read, and `.pt` files that hold a `state_dict`, by PyTorch's restricted loader. A
+    wrapped model is wrapped again if the function given to `fgai.wrap` is in the factory's module; if not,
+    the factory must wrap it.
 
     Raises:
         CheckpointError: as `read_header`; a class or weights that do not fit, limits that are no ranges, or a
@@ -297,7 +288,6 @@ def _wrapped_again(
 
 
 def _require_known(path: Path, header: Mapping[str, Any]) -> None:
-    """Raise unless the class is registered and no factory is needed."""
     name, classes = header["class"], _classes()
     if "factory" in header:
         raise CheckpointError(

@@ -22,10 +22,7 @@ from fgai.typed import typed
 
 @dataclass(frozen=True)
 class Draws:
-    """The random draws of one epoch, made on the CPU.
-
-    Draws of one `kind` differ only in the values of their tensors, whose shapes are the same in every epoch.
-    """
+    """The random draws of an epoch, made on the CPU; draws of one `kind` have tensors of the same shapes."""
 
     kind: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -45,11 +42,9 @@ class Step(NamedTuple):
 class Recipe:
     """A loss and the score that decides which epoch's weights are kept.
 
-    A recipe defines `losses` and `score`, or `steps` and `score` if it reads mini-batches.
-
-    A recipe whose steps can be captured in a CUDA graph says `capturable = True` in its own class body and
-    defines `draw`, `losses_from` and `score_tensor` (`score` is then its value), none of which waits for the
-    device. Subclasses do not inherit the flag: their steps may need other draws.
+    A recipe defines `losses` and `score`, or `steps` and `score` if it reads mini-batches. One whose steps
+    can be captured in a CUDA graph says `capturable = True` in its own class body (subclasses do not inherit
+    it) and defines `draw`, `losses_from` and `score_tensor`, none of which waits for the device.
     """
 
     name: str
@@ -63,8 +58,8 @@ class Recipe:
     def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield one or more dictionaries of loss terms, each with their weighted sum as `total`.
 
-        Every `total` is back-propagated and freed before the next is asked for, so that a loss on two graphs
-        needs the memory of one; their gradients add up to one step.
+        Every `total` is back-propagated and freed before the next is asked for: a loss on two graphs needs
+        the memory of one. Their gradients add up to one step.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `losses` or `steps`")
 
@@ -119,8 +114,7 @@ def epoch_generator(seed: int, epoch: int, stream: int = 0) -> torch.Generator:
 class VanillaRecipe(Recipe):
     """Cross-entropy on the training rows of a prepared graph; validation score: the task's own.
 
-    That is accuracy, for links ROC-AUC, ties broken by a lower loss. Pairs without a link are drawn in every
-    epoch.
+    That is accuracy, for links ROC-AUC; a lower loss breaks ties. Pairs without a link are drawn every epoch.
     """
 
     name = "vanilla"
@@ -171,7 +165,7 @@ class VanillaRecipe(Recipe):
 
 def supervised_loss(model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Return the cross-entropy of some rows of the logits as a loss of one term."""
-    # `index_select` rather than brackets: its backward pass does not sort.
+    # The backward pass of `index_select`, unlike that of brackets, does not sort.
     loss = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
     return {"cross_entropy": loss, "total": loss}
 
@@ -180,8 +174,7 @@ def supervised_loss(model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor
 def labelled_rows(graph: Graph, mask: str) -> tuple[Tensor, Tensor]:
     """Return the rows of the logits (nodes, links or small graphs) in a mask, and their labels.
 
-    Raises:
-        InputError: if the graph has no labels, no such mask, an empty one, or unlabelled rows in it.
+    `InputError` if the graph has no labels, no such mask, an empty one, or unlabelled rows in it.
     """
     task = task_of(graph)
     truth = task.labels(graph)

@@ -113,8 +113,6 @@ def history_of(model: nn.Module) -> History:
 
 
 class _TrainingState:
-    """The state of a training: model, optimizer, recipe, history and the best weights so far."""
-
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Any) -> None:
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
         self.history, self.best_score = History(), -math.inf
@@ -183,7 +181,6 @@ class _TrainingState:
 
 
 def _read_checkpoint(folder: Path, fingerprint: str) -> tuple[_Header, Groups] | None:
-    """Return the header and the tensors of a checkpoint, or None where the folder holds none."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -222,10 +219,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch
 def training_fingerprint(
     model: nn.Module, graph: Graph, *identity: object, weights: bool = False, data: str | None = None
 ) -> str:
-    """Return a hash of all that decides a training; a checkpoint with another one is not resumed.
-
-    `data` is a fingerprint of the graph, if it is not the whole one.
-    """
+    """Return a hash of all that decides a training; `data` may be a fingerprint in place of the graph."""
     head = f"{type(model).__name__} {getattr(model, 'config', '')} {identity}"
     head += fingerprint(graph) if data is None else data
     masks = [mask for mask in (graph.train_mask, graph.val_mask) if mask is not None]

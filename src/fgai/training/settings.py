@@ -20,8 +20,7 @@ from fgai.tasks import task_of
 from fgai.training.stability import StabilityReport
 from fgai.typed import typed
 
-LEARNING_RATES = {"GT": 0.001}
-"""Default learning rate by class of the model, where it differs from the others'."""
+LEARNING_RATES = {"GT": 0.001}  # defaults that differ from the others, by class of the model
 STEP_SIZE = 0.1  # of an ascent step of the adversary, in units of half the box
 VALIDATE_EVERY = 20  # epochs between validations of fine-tuning
 RETRY_SHRINK = 0.4  # least `shrink` of a second training, after unstable predictions
@@ -86,8 +85,7 @@ TRAIN_FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 class _FineTuningSettings:
     """Settings that `make_faithful` and `harden` share; see `FaithfulSettings`."""
 
-    must_match_vanilla: ClassVar[bool] = False
-    """Whether the check also compares predictions and explanations with the vanilla model's."""
+    must_match_vanilla: ClassVar[bool] = False  # whether the check also compares with the vanilla model
 
     limits: bool = True
     clip_share: float = 0.02
@@ -210,13 +208,10 @@ class FaithfulSettings(_FineTuningSettings):
 @typed
 @dataclass(frozen=True, kw_only=True)
 class HardenSettings(_FineTuningSettings):
-    """How `harden` trains; every graph has the same defaults.
+    """How `harden` trains, as `FaithfulSettings`; each epoch is a step on the clean and the attacked graph.
 
-    Attributes:
-        attack_weight: of the cross-entropy under attack, between 0 and 1; the clean one has the rest.
-        weight_decay: l2 penalty on all parameters.
-
-    The others are those of `FaithfulSettings`; each epoch is a step on the clean and the attacked graph.
+    `attack_weight`, between 0 and 1, is of the cross-entropy under attack; the clean one has the rest.
+    `weight_decay` is the l2 penalty on all parameters.
     """
 
     attack_weight: float = 0.75

@@ -19,13 +19,10 @@ from fgai.metrics import UNIFORM_SHARPNESS, overlap, sharpness
 from fgai.progress import stage
 from fgai.tasks import task_of
 
-MAX_RATIO = 0.5
-"""Largest shift of the trained model's predictions, divided by the shift of the vanilla model's."""
-MIN_SHIFT = 0.02  # A vanilla model whose predictions shift less than this counts as stable
-MIN_AGREEMENT = 0.9
-"""Least share of the validation rows that a faithful model puts in the vanilla model's class."""
-MIN_OVERLAP = 0.85
-"""Least share of the vanilla model's top neighbours that a faithful model keeps in the sharpest layer."""
+MAX_RATIO = 0.5  # largest shift of the predictions, divided by the shift of the vanilla model's
+MIN_SHIFT = 0.02  # a vanilla model whose predictions shift less than this counts as stable
+MIN_AGREEMENT = 0.9  # least share of the validation rows that keep the vanilla class
+MIN_OVERLAP = 0.85  # least share of the vanilla top neighbours that are kept in the sharpest layer
 TOP_K = 5  # number of top neighbours compared
 MIN_EPOCHS = 60  # trainings of fewer epochs are not checked
 ATTACK_STEPS = 20  # of each member of the attack
@@ -33,7 +30,6 @@ CHECK_MEMBERS = (
     Member(name="sign", start="middle", space="box", optimiser="sign", rate=0.1),
     Member(name="adam", start="small", rate=0.1),
 )
-"""Two searches with steps large enough to cross the box."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class StabilityReport:
 
 @dataclass
 class _StabilityCheck:
-    """A function that compares a model with the vanilla model that it was trained from, on its graph."""
+    """A function that compares a model with the vanilla model that it was trained from."""
 
     vanilla: nn.Module
     graph: Graph
@@ -115,7 +111,6 @@ class _StabilityCheck:
         return _prediction_shift(self.vanilla, self.graph, self.seed, self.box)
 
     def __call__(self, model: nn.Module) -> StabilityReport:
-        """Attack a model on the validation nodes and compare it with the vanilla one."""
         rows, must_match = _validation_rows(self.graph), self.must_match_vanilla
         if rows is None:
             return StabilityReport(must_match_vanilla=must_match)
@@ -131,10 +126,7 @@ class _StabilityCheck:
 
 
 def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> float | None:
-    """Share of the vanilla model's top five neighbours kept, in the layer where its attention is sharpest.
-
-    The mean over nodes with more than five neighbours; None where there are none or no layer ranks anything.
-    """
+    """Mean share of the vanilla top five neighbours kept in its sharpest layer; None without a ranking."""
     after, before = (observe(which, graph, heads="mean").attention for which in (model, vanilla))
     if [layer.keys.shape for layer in after] != [layer.keys.shape for layer in before]:
         return None
@@ -150,10 +142,7 @@ def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> 
 def _prediction_shift(
     model: nn.Module, graph: Graph, seed: int, box: tuple[float, float] | None = None
 ) -> float | None:
-    """Mean total variation ½ Σ_c |p_c − p̃_c| of validation nodes under a short attack on them.
-
-    None where nothing can be attacked: another task than node classification, or too few validation nodes.
-    """
+    """Mean total variation ½ Σ_c |p_c − p̃_c| of validation nodes under a short attack, if possible."""
     rows = _validation_rows(graph)
     if rows is None or graph.features is None:
         return None

@@ -1,7 +1,6 @@
 """Loss terms of faithful training, the decorator for your own, and what terms compare the model with.
 
-To add a built-in term: write a function under `@term` here and add it to `BUILT_IN`; in `FaithfulSettings`
-add its weight: a field of its name, this name in the tuple of `__post_init__`, and a line of the docstring.
+To add a built-in term: a function under `@term`, its name in `BUILT_IN`, its weight in `FaithfulSettings`.
 """
 
 from __future__ import annotations
@@ -44,33 +43,18 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class VanillaOutputs:
-    """Outputs of the vanilla model on the clean graph.
+    """Outputs of the vanilla model on the clean graph: N nodes, or seeds of a mini-batch, and E edges."""
 
-    N counts the nodes and E the edges; in a mini-batch the seeds and the edges into them.
-
-    Attributes:
-        logits: [N, C].
-        classes: predicted; of all nodes of a mini-batch.
-        layers: the attention, per layer; on all edges of a mini-batch.
-        attention: per layer [E], averaged over heads.
-        ranking: per layer [E], larger for neighbours that explain more.
-        rowptrs: per layer [N + 1].
-        contrasts: per layer, the unit of `similarity`, see `relative_contrasts`.
-        sharpness: per layer.
-        logit_spread: unit of changes of logits, see `spread`.
-        depths: per layer, see `AttentionMap.depths`.
-    """
-
-    logits: Tensor
-    classes: Tensor
-    layers: tuple[LayerAttention, ...]
-    attention: list[Tensor]
-    ranking: list[Tensor]
-    rowptrs: list[Tensor]
-    contrasts: list[float]
-    sharpness: list[float]
-    logit_spread: float
-    depths: list[int]
+    logits: Tensor  # [N, C]
+    classes: Tensor  # predicted; of all nodes of a mini-batch
+    layers: tuple[LayerAttention, ...]  # on all edges of a mini-batch
+    attention: list[Tensor]  # per layer [E], averaged over heads
+    ranking: list[Tensor]  # per layer [E], larger for neighbours that explain more
+    rowptrs: list[Tensor]  # per layer [N + 1]
+    contrasts: list[float]  # per layer, the unit of `similarity`, see `relative_contrasts`
+    sharpness: list[float]  # per layer
+    logit_spread: float  # unit of changes of logits, see `spread`
+    depths: list[int]  # per layer, see `AttentionMap.depths`
     _top_k: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
@@ -103,12 +87,7 @@ class VanillaOutputs:
         return self._top_k[k]
 
     def reach(self, graph: Graph, attacked: Graph) -> Reach:
-        """Return the shares of nodes and predictions that the injected nodes can change.
-
-        Layer 1 reads the new nodes at their neighbours; every further layer carries the change one edge on.
-        Averages over all nodes are divided by these shares to become averages over the nodes in reach, so
-        that the weight of a term does not depend on how much larger the graph is than the attack.
-        """
+        """Return the shares that injected nodes can change: their neighbours, one edge more per layer."""
         count = self.rowptrs[0].numel() - 1
         source, destination = attacked.adjacency.source, attacked.adjacency.destination
         reached = torch.arange(attacked.num_nodes, device=attacked.device) >= graph.num_nodes
@@ -161,15 +140,13 @@ class StepContext:
     Attributes:
         model: in training.
         graph: the clean graph or mini-batch, prepared for the model.
-        vanilla_outputs: logits, attention and so on of the vanilla model, see `VanillaOutputs`.
+        vanilla_outputs: of the vanilla model, see `VanillaOutputs`.
         settings: see `FaithfulSettings`.
-        logits: [N, C] of the model on the clean graph. Attacked terms get it detached; in attacked-only
-            epochs it is the vanilla model's output.
-        layers: attention of the model on the clean graph, per layer; detached or vanilla as `logits` is.
+        logits: [N, C] on the clean graph; detached in attacked terms, vanilla in attacked-only epochs.
+        layers: attention on the clean graph, per layer; detached or vanilla as `logits` is.
         ramp: factor of the attacked terms, which rises from 0 to 1 during the training.
         attacked_logits: [N, C] under attack; attacked terms only.
-        attacked_attention: per layer [E], on the edges of the clean graph; attacked terms only, if some term
-            declared `needs_attention`.
+        attacked_attention: per layer [E], on the clean edges, if some attacked term `needs_attention`.
         reach: shares of the rows that the injected nodes can change; attacked terms only.
         has_explanations: whether `explanations` can be computed from `layers`.
     """
@@ -254,12 +231,10 @@ def term(
 ) -> Callable[[Callable[[StepContext], Tensor]], Term]:
     """Declare a loss term of `make_faithful(..., terms=[...])`; a decorator.
 
-    Args:
-        on: `clean`, or `attacked` for the graph with injected nodes.
-        weight: of the term; one that replaces a built-in term has the weight of the setting.
-        needs_attention: an attacked term reads `context.attacked_attention`.
-        needs_explanation: the term reads `context.explanations`.
-        own_pass: a clean term that runs the model itself; it is back-propagated separately to save memory.
+    It is computed `on` the `clean` graph, or the `attacked` one with injected nodes. One that replaces a
+    built-in term has the weight of the setting. A term that reads `context.attacked_attention` or
+    `context.explanations` declares it. A clean term with `own_pass` runs the model itself; it is
+    back-propagated separately to save memory.
 
     Raises:
         InputError: another graph, a negative weight, or a flag that does not go with the graph.
@@ -347,7 +322,7 @@ def similarity(context: StepContext) -> Tensor:
 
     Σ over layers of mean over nodes of `½ Σ_j |w_j − w̃_j| / contrast`, plus mean over nodes with more than k
     neighbours of `(1/k) Σ_{j in T} relu(θ − ā_j) / θ`. T is the vanilla top-k, ā the explanation, θ its k-th
-    largest entry, a constant. Without the division a layer that is almost uniform would not count.
+    largest entry, a constant. The division lets layers that are almost uniform count.
     """
     vanilla, k = context.vanilla_outputs, context.settings.k
     layers = zip(vanilla.attention, context.attention, vanilla.rowptrs, vanilla.contrasts, strict=True)
@@ -394,7 +369,7 @@ def _too_flat(context: StepContext) -> Tensor:
 
 
 def _sharpness_loss(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
-    """Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: they rank rounding."""
+    """Layers that the vanilla model leaves flat (sharpness up to 1e-6) do not count."""
     return sum_scalars(
         [
             (MIN_SHARPNESS - new / old).clamp(min=0) if old > UNIFORM_SHARPNESS else new * 0
@@ -403,16 +378,13 @@ def _sharpness_loss(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
     )
 
 
-# What `@term` makes of a function of this name; `fgai.metrics` has the public function `sharpness`.
+# A `Term` by hand: `fgai.metrics` has the public function `sharpness`.
 sharpness = Term("sharpness", _too_flat, on="clean", weight=1.0)
 
 
 @term(on="attacked")
 def prediction_stability(context: StepContext) -> Tensor:
-    """KL(clean ‖ attacked) of the predicted classes, averaged over the rows that the attack can reach.
-
-    The clean logits are detached: `closeness` already ties them to the vanilla model.
-    """
+    """KL(clean ‖ attacked) of the predicted classes, mean over rows in reach; clean logits are detached."""
     assert context.attacked_logits is not None and context.reach is not None
     return _kl_divergence(context.logits, context.attacked_logits) / context.reach.predictions
 
@@ -421,9 +393,8 @@ def prediction_stability(context: StepContext) -> Tensor:
 def certified(context: StepContext) -> Tensor:
     """Mean over nodes of `sigmoid((0.1 − worst-case margin / spread) / 0.3)`; needs limits.
 
-    A smooth count of nodes without a certificate against injection: nodes near one have the largest
-    gradient. The attention mass of new neighbours rises with the ramp; at full size from the start no class
-    would have a positive one, and there would be no gradient.
+    A smooth count of nodes without a certificate against injection. The attention mass of new neighbours
+    rises with the ramp: at full size from the start no class would have a certificate, nor a gradient.
     """
     settings, vanilla = context.settings, context.vanilla_outputs
     margins = worst_margins(
@@ -439,19 +410,16 @@ def certified(context: StepContext) -> Tensor:
 
 
 def _uncertified_share(margins: Tensor, logit_spread: float) -> Tensor:
-    """The smooth count of `certified` from the worst-case margins [N, C] to every other class."""
     return torch.sigmoid((MIN_MARGIN - margins.amin(1) / logit_spread) / MARGIN_WIDTH).mean()
 
 
-BUILT_IN = (closeness, similarity, margin, sharpness, prediction_stability)
-"""Terms whose weights are settings."""
+BUILT_IN = (closeness, similarity, margin, sharpness, prediction_stability)  # their weights are settings
 
 
 def weighted_terms(settings: FaithfulSettings, extra: Sequence[Term] = ()) -> WeightedTerms:
     """Return the built-in terms and a user's, which replace built-in ones of the same name.
 
-    Raises:
-        InputError: a name twice or reserved, or nothing to train.
+    `InputError` for a name twice or reserved, or nothing to train.
     """
     own = {each.name: each for each in extra}
     for name in own:

@@ -1,7 +1,4 @@
-"""Gradient ascent from several starts at once; of each the worst point is kept.
-
-All state lives in tensors that stay in place, so that on a GPU a step is captured once and replayed.
-"""
+"""Gradient ascent from several starts at once, in tensors that stay in place for capture on a GPU."""
 
 from __future__ import annotations
 
@@ -28,8 +25,6 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
 
 @dataclass(frozen=True, eq=False)
 class _Space:
-    """A parametrisation of the values that move."""
-
     start: Callable[[Tensor, Box], Tensor]  # values → point; spaces that have no inverse begin at points
     features: Callable[[Tensor, Box], Tensor]  # point → values inside the box, differentiable
     project: Callable[[Tensor, Box], Tensor] = lambda point, box: point  # to an allowed point, in place
@@ -47,13 +42,10 @@ SPACES = {
         features=lambda point, box: box.features(torch.tanh(point)),
     ),
 }
-"""`box`: features in units of the box, cut off at it. `tanh`: unbounded points behind a hyperbolic tangent,
-so that steps shrink smoothly towards the walls."""
+# `tanh`: unbounded points, so that steps shrink smoothly towards the walls.
 
 
 class _Sign:
-    """Steps of one size, the rate [B, 1, 1], in the direction of the gradient's sign."""
-
     def __init__(self, like: Tensor, rate: Tensor) -> None:
         self.rate = rate
 
@@ -62,8 +54,6 @@ class _Sign:
 
 
 class _Adam(_Sign):
-    """Adam, uphill; `rate` is the learning rate."""
-
     def __init__(self, like: Tensor, rate: Tensor) -> None:
         super().__init__(like, rate)
         self.first, self.second = torch.zeros_like(like), torch.zeros_like(like)
@@ -74,13 +64,10 @@ class _Adam(_Sign):
         self.first.mul_(BETA1).add_(gradient, alpha=1 - BETA1)
         self.second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         mean = self.first / (1 - BETA1**self.turn)
-        spread = (self.second / (1 - BETA2**self.turn)).sqrt()
-        return self.rate * mean / (spread + EPSILON)
+        return self.rate * mean / ((self.second / (1 - BETA2**self.turn)).sqrt() + EPSILON)
 
 
 class _Momentum(_Sign):
-    """Signed steps along a running mean of gradients, each divided by its own l1 norm (MI-FGSM)."""
-
     def __init__(self, like: Tensor, rate: Tensor) -> None:
         super().__init__(like, rate)
         self.mean = torch.zeros_like(like)
@@ -101,9 +88,7 @@ class SearchSpec:
     space: str | _Space = "tanh"  # a name from `SPACES`, or one of your own
     optimiser: str = "adam"  # a name from `OPTIMISERS`
     rate: float = 0.1  # its step size or learning rate, in units of half the box
-    loss: str = "margin"
-    """A name from `ROW_LOSSES`, for attacks on predictions that are judged by their damage; others climb the
-    objective's own loss."""
+    loss: str = "margin"  # from `ROW_LOSSES`, for attacks on predictions; others climb the objective's own
     steps: int = 300
 
     def __post_init__(self) -> None:
@@ -132,8 +117,8 @@ def climb(
 ) -> list[SearchResult]:
     """Maximise a score at a site from the starts [B, M, F], independently; of each the worst point counts.
 
-    Worst is by damage, then by loss. More steps never find less: every point of a shorter climb is one of the
-    longer. The B `specs` have equal steps; neighbours that share space and optimiser are moved at once.
+    Worst is by damage, then by loss; more steps never find less. The B `specs` have equal steps; neighbours
+    that share space and optimiser are moved at once.
     """
     began = perf_counter()
     results = _Climb(site, score, start, specs, box).run(specs[0].steps)
@@ -166,7 +151,6 @@ class _Climb:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def run(self, steps: int) -> list[SearchResult]:
-        """Take the steps; on a GPU they are captured once and replayed."""
         left = steps
         if self.point.is_cuda and self.point.numel() and steps >= MIN_STEPS:
             left = steps - self._replay(steps)

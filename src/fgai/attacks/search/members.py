@@ -34,8 +34,7 @@ SCORE_LIMITS = ("source", "destination", "query")
 def _saturated_layer(attention: AttentionMap) -> tuple[str, float] | None:
     """Return the first layer whose attention is all or nothing at most nodes, and at which share of them."""
     for layer in attention:
-        several = layer.degree > 1
-        top = row_max(layer.values.mean(1), layer.rowptr)[several]
+        top = row_max(layer.values.mean(1), layer.rowptr)[layer.degree > 1]
         share = float((top > 1 - SATURATED).double().mean()) if top.numel() else 0.0
         if share > SATURATED_SHARE:
             return layer.name, share
@@ -72,8 +71,6 @@ def _scale_scores(layer: nn.Module, factor: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _StartContext:
-    """The input of a start."""
-
     graph: Graph  # prepared, clean, with features
     endpoints: Tensor  # [M, e]
     labels: Tensor | None  # [N] classes the attacked model predicts on the clean graph
@@ -107,7 +104,6 @@ def _corner(context: _StartContext, generator: torch.Generator) -> Tensor:
 
 
 def _others(context: _StartContext, generator: torch.Generator) -> Tensor:
-    """Features of real nodes whose class is not the one most of the endpoints have."""
     assert context.graph.features is not None
     nodes = _nodes_of_other_classes(context, 4, generator)[:, 0]
     return context.graph.features.select(nodes).clamp(*context.box)
@@ -141,9 +137,8 @@ GRADIENTS: dict[str, Callable[[nn.Module, AttentionMap], bool]] = {
     "straight": lambda model, attention: bool(limits_of(model)),
     "smooth": lambda model, attention: _saturated_layer(attention) is not None,
 }
-"""Gradients of the model itself, past the clipping of its limits, and of a copy with a higher temperature.
-
-The values tell from (model, its clean attention) whether one is worth climbing."""
+# Gradients of the model itself, past the clipping of its limits, and of a copy with a higher temperature;
+# the values tell from (model, its clean attention) whether one is worth climbing.
 
 
 @typed
@@ -195,12 +190,11 @@ EXPLANATION_MEMBERS: tuple[Member, ...] = (
     Member(name="polish", start="incumbent", rate=0.03, steps=200),
 )
 
-DONOR = Member(name="donor", start="small", rate=0.03)
-"""How the vanilla model is attacked for the features it donates."""
+DONOR = Member(name="donor", start="small", rate=0.03)  # attacks the vanilla model for `donated`
 
 
 def _batches(members: Sequence[Member]) -> list[list[Member]]:
-    """Members that can climb side by side, in the order of the first of each; those that polish last."""
+    """Members that can climb side by side, in order; those that polish last."""
     batches: dict[tuple[bool, str, int], list[Member]] = {}
     for member in members:
         key = (member.start == "incumbent", member.gradient, member.steps)

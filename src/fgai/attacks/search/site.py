@@ -1,8 +1,7 @@
 """The attacked model at fixed edges, as a function of the values that an attack changes, and its scores.
 
-The losses to climb and the damages come out of the same forward pass. Where only the rows in reach were
-computed, objectives that are sums over rows add a constant for the others; every other objective is read off
-full passes.
+Losses and damages come out of one forward pass. Objectives that are sums over rows add a constant for rows
+out of reach; every other objective is read off full passes.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class _SiteOutput(NamedTuple):
 class _InjectionSite:
     """A change with fixed edges; only the features of new nodes, their values or changed rows move.
 
-    Where few rows are in reach (`plan`) only those are computed, for several sets of values in one pass.
-    `rows` [R] are the attacked rows of the logits that can change; `passes` counts forward passes, one for
-    each set of values.
+    With a `plan` only the rows in reach are computed, for several sets of values in one pass. `rows` [R] are
+    the attacked rows of the logits that can change; `passes` counts forward passes, one for each set of
+    values.
     """
 
     model: nn.Module  # the attacked one, or a stand-in for its gradients
@@ -58,8 +57,7 @@ class _InjectionSite:
         plan = None
         if self.recompute is not None:
             attends = self.reads != "logits"
-            rows = None if attends else self.clean.nodes
-            plan = self.recompute.plan(self.change, rows, all_rows=attends)
+            plan = self.recompute.plan(self.change, None if attends else self.clean.nodes, all_rows=attends)
         self._set_plan(plan)
 
     def _set_plan(self, plan: Plan | None) -> None:
@@ -90,14 +88,12 @@ class _InjectionSite:
         return self._full([change]) if self.plan is None else self._partial(change, 1)
 
     def _changed(self, values: Tensor, count: int) -> GraphChange:
-        """The change with `count` sets of values, one after the other."""
         change = replace(self.change, **{self.variable: values})
         if self.variable == "entry_values" and change.features is not None:
             change = replace(change, features=change.features.repeat(count, 1))
         return change
 
     def _partial(self, change: GraphChange, count: int) -> _SiteOutput:
-        """Compute the rows in reach for all sets of values in one pass."""
         self.passes += count
         assert self.recompute is not None and self.plan is not None
         features, encodings, plan = change.features_on(self.graph), self._encodings, self.plan
@@ -129,8 +125,7 @@ def _read_model(model: nn.Module, graph: Graph, reads: str) -> tuple[Tensor, Att
     return output.logits, output.attention
 
 
-Score = Callable[[_SiteOutput], tuple[Tensor, Tensor]]
-"""One output of a site → the losses [B], with gradients, and the damages [B], without."""
+Score = Callable[[_SiteOutput], tuple[Tensor, Tensor]]  # output → losses [B], with gradients; damages [B]
 
 
 def _value_at(site: _InjectionSite, objective: Objective, guide: Objective | None = None) -> Score:
@@ -205,10 +200,9 @@ ROW_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "margin": lambda logits, own, gap: gap.clamp(max=0.2),
     "reach": lambda logits, own, gap: torch.sigmoid(4 * gap),
 }
-"""Losses per row [B, R], whose mean is maximised: (logits, own, gap in units of the clean margins) → loss.
-
-Cross-entropy is unbounded, so it ends up with few rows that are very wrong. The margin is cut off where a row
-is clearly wrong. Reach is about the number of wrong rows: those out of reach cost no effort either."""
+# Losses per row [B, R], whose mean is maximised: (logits, own, gap in units of the clean margins) → loss.
+# Cross-entropy is unbounded and ends up with few rows that are very wrong; the margin is cut off where a row
+# is clearly wrong; reach counts wrong rows, so those out of reach cost no effort either.
 
 
 class _ClassScore:
@@ -262,7 +256,6 @@ class _LinkScore(_ClassScore):
 
 
 def _explanation_at(site: _InjectionSite, explanation: TopKMargin, count: int) -> Score:
-    """Another top-k; the site reads attention. `count` sets of values at once."""
     if site.plan is not None:
         assert site.recompute is not None
         copies = None if count == 1 else site.copies(count)[0]
@@ -280,8 +273,6 @@ def _explanation_at(site: _InjectionSite, explanation: TopKMargin, count: int) -
 
 
 class _Layer(NamedTuple):
-    """The input of the explanation objective in one layer."""
-
     spots: Tensor  # [K] original edges of the touched rows in the patch, row after row; all that can count
     there: Tensor  # [K] which of them are still there
     members: Tensor  # [K] the clean top-k

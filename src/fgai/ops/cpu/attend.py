@@ -14,20 +14,20 @@ branches of `is not None` for arguments that are None. It does not remove the ot
 not, so every test has the order `rate is not None`, `weight is not None`, else.
 
 Fused, forward is one pass over the incoming edges: the scores of a row are written into its place in
-`attention`, normalised while they are in the cache, and used at once. Backward is one pass over the outgoing
-edges: with o the output, d its gradient, a the attention and keep the factors of dropout,
+`attention`, normalised in the cache, and used at once. Backward is one pass over the outgoing edges, which
+loads the row d_i once for both products: with o the output, d its gradient, a the attention and keep the
+factors of dropout,
 
     g_e  = keep_e · ⟨d_i, v_j⟩ + ∂a_e
     ∂s_e = a_e (g_e - δ_i),       δ_i = ⟨d_i, o_i⟩ + Σ_e a_e ∂a_e
     ∂v_j = Σ_e keep_e · a_e · d_i
 
-The row d_i is loaded once for both products. The gradient at the destinations is summed over the incoming
-edges afterwards, from ∂s.
+The gradient at the destinations is summed over the incoming edges afterwards, from ∂s.
 
 `attention` and `d_scores` are [E, H]; `values`, `out` and their gradients [N, H, C]; `deltas` [N, H]. `drop`
-is (seed, limit, scale) of dropout, `space[b]` working space of block b (`parallel._workspace`). `back` holds
-what the backward kernels read: (attention, d_out, deltas, d_attention, stride). `d_attention` is empty if the
-attention has no gradient; else it has `stride` numbers per edge: H, or 1 for all heads.
+is (seed, limit, scale) of dropout, `space[b]` working space of block b (`parallel._workspace`). The backward
+kernels read `back`: (attention, d_out, deltas, d_attention, stride). `d_attention` is empty if the attention
+has no gradient; else it has `stride` numbers per edge: H, or 1 for all heads.
 """
 
 from __future__ import annotations
@@ -89,8 +89,7 @@ from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-# Keep the sums of 8 heads × 8 channels, GAT's usual layer, in registers; the general loops write them to
-# memory for each head of each edge. `benchmarks/alternatives.py` switches it off to compare.
+# Keep the sums of 8 heads × 8 channels, GAT's usual layer, in registers; see `benchmarks/alternatives.py`.
 TILES = True
 
 
@@ -193,10 +192,7 @@ def _dynamic_weight_gradient(channels, far, j_row, near, i_row, weight, at, slop
 
 @_inline
 def _add_to_far(h, j_row, i_row, channels, near, far, weight, slope, rate, g, d_far):
-    """Add to `d_far` the gradient by one head of one edge, whose score has the gradient g.
-
-    Returns the gradient of far + near before the leaky relu for the additive score, else g.
-    """
+    """Add one edge's gradient by one head to `d_far`; return g, before the leaky relu if additive."""
     c = h * channels
     if rate is not None:
         _axpy(channels, rate * g, near, i_row + c, d_far, j_row + c)
@@ -210,7 +206,6 @@ def _add_to_far(h, j_row, i_row, channels, near, far, weight, slope, rate, g, d_
 
 @_inline
 def _score_width(heads, channels, weight, rate):
-    """Numbers of `near` and `far` per node."""
     return heads if weight is None and rate is None else heads * channels
 
 
@@ -218,7 +213,6 @@ def _score_width(heads, channels, weight, rate):
 def _far_gradient(
     b, blocks, colptr, edge, target, heads, channels, near, far, weight, slope, rate, gradient, d_far
 ):
-    """Gradient at the sources: the sum over the outgoing edges of each."""
     width, end = _score_width(heads, channels, weight, rate), len(edge) - 1
     for j in range(blocks[b], blocks[b + 1]):
         j_row = np.int64(j) * width
@@ -259,7 +253,6 @@ def _near_gradient(
 def _score_arguments(
     kind: int, near: Tensor, far: Tensor, weight: Tensor | None, slope: float
 ) -> tuple[Any, ...]:
-    """near, far, weight, slope and rate of a score, see above."""
     number = _array(near).dtype.type
     rate = number(near.shape[2] ** -0.5) if kind == DOT else None
     return _flat(near), _flat(far), None if weight is None else _flat(weight), number(slope), rate
@@ -270,7 +263,7 @@ def _near_gradients(
 ) -> Reals | None:
     """Write the gradient at the destinations; return that of the weight, if any. `gradient` is flat."""
     rows, weight = _incoming(adjacency), arguments[2]
-    # One partial sum per block, added in block order: the same result for any number of threads.
+    # One partial sum per block, added in block order, whatever the number of threads.
     partial = np.zeros((len(rows.blocks) - 1, 0 if weight is None else weight.size), d_near.dtype)
     _over(_near_gradient, rows, *sizes, *arguments, gradient, _flat(d_near), partial)
     return None if weight is None else partial.sum(0).reshape(sizes)
@@ -373,7 +366,6 @@ def _deltas(b, blocks, rowptr, source, heads, channels, out, back, space):
 
 @_inline
 def _prefetch_edge(later, edge, target, heads, width, back, d_scores):
-    """Prefetch what the edge at position `later` will read."""
     attention, d_out, deltas, d_attention, stride = back
     at, node = np.int64(edge[later]) * heads, np.int64(target[later])
     _prefetch_row(d_out, node * width, width)
@@ -435,10 +427,7 @@ def _sources(
     b, blocks, colptr, edge, target, heads, channels, near, far, weight, slope, rate, values, drop, tiles,
     back, d_values, d_scores, d_far, space,
 ):  # fmt: skip
-    """Gradients at the sources; `d_scores` gets ∂s, for the additive score before the leaky relu.
-
-    `tiles` is None unless the score is additive.
-    """
+    """Gradients at the sources; `d_scores` gets ∂s, for the additive score before the leaky relu."""
     scratch, score_width = space[b], _score_width(heads, channels, weight, rate)
     width, sums = heads * channels, SUMS + 3 * heads
     for j in range(blocks[b], blocks[b + 1]):

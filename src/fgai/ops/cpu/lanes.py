@@ -1,9 +1,8 @@
 """A vector type for the kernels: eight numbers at a time.
 
 A head often has 8 channels and a layer 8 heads, too few for LLVM's automatic vectorisation. A value of
-`_LanesType` is a vector in registers: 8 numbers ("lanes"), or a tile of 64, e.g. 8 heads × 8 channels. In
-compiled code it supports `+ - *` with another of the same size, and the functions below. All of them keep NaN
-and infinity. `benchmarks/alternatives.py` compares it with plain loops.
+`_LanesType` is a vector in registers: 8 numbers ("lanes"), or a tile of 64, e.g. 8 heads × 8 channels. It
+supports `+ - *` with another of the same size, and the functions below, all of which keep NaN and infinity.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ _LONG = ir.IntType(64)
 
 
 class _LanesType(types.Type):  # type: ignore[misc]
-    """Eight (or 64) float32 or float64 in registers."""
-
     def __init__(self, dtype: Any, count: int = LANES) -> None:
         self.dtype, self.count = dtype, count
         super().__init__(f"Lanes({dtype}, {count})")
@@ -55,14 +52,12 @@ def _shuffle(builder: Any, one: Any, two: Any, places: Sequence[int]) -> Any:
 
 
 def _broadcast(builder: Any, value: Any, vector: Any) -> Any:
-    """The same value in every lane."""
     nothing = ir.Constant(vector, ir.Undefined)
     one = builder.insert_element(nothing, value, ir.Constant(_WORD, 0))
     return _shuffle(builder, one, nothing, [0] * vector.count)
 
 
 def _codegen(sig: Any, build: Callable[..., Any]) -> Any:
-    """What an intrinsic returns: its signature, and the code written by `build(builder, *arguments)`."""
     return sig, lambda context, builder, _, args: build(builder, *args)
 
 
@@ -164,8 +159,6 @@ def _store_some(typingctx: Any, array: Any, offset: Any, count: Any, lanes: Any)
 
 @intrinsic
 def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
-    """Prefetch the cache line of array[offset]."""
-
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         data = context.make_array(array)(context, builder, value=args[0]).data
         at = builder.bitcast(cgutils.gep_inbounds(builder, data, args[1]), cgutils.voidptr_t)
@@ -184,13 +177,11 @@ def _splat_type(value: Any, count: int) -> Any:
 
 @intrinsic
 def _splat(typingctx: Any, value: Any) -> Any:
-    """The same number in every lane."""
     return _splat_type(value, LANES)
 
 
 @intrinsic
 def _splat_tile(typingctx: Any, value: Any) -> Any:
-    """The same number everywhere in a tile."""
     return _splat_type(value, TILE)
 
 
@@ -203,7 +194,6 @@ def _expand_lanes(typingctx: Any, lanes: Any) -> Any:
 
 @intrinsic
 def _total(typingctx: Any, lanes: Any) -> Any:
-    """The sum of the lanes."""
     name = f"llvm.vector.reduce.fadd.v{LANES}f{lanes.dtype.bitwidth}"
 
     def build(builder: Any, x: Any) -> Any:
@@ -215,11 +205,7 @@ def _total(typingctx: Any, lanes: Any) -> Any:
 
 @intrinsic
 def _tile_totals(typingctx: Any, tile: Any) -> Any:
-    """Lanes whose number k is the sum of places 8 k to 8 k + 7 of a tile.
-
-    Takes three rounds of shuffles and additions instead of eight reductions. Each round adds pairs of numbers
-    of the same sum, for two vectors at once, and halves the number of vectors.
-    """
+    """Lanes whose number k is the sum of places 8 k to 8 k + 7 of a tile, in three rounds of shuffles."""
     rounds = (
         ([0, 8, 2, 10, 4, 12, 6, 14], [1, 9, 3, 11, 5, 13, 7, 15]),
         ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]),
@@ -241,7 +227,6 @@ def _tile_totals(typingctx: Any, tile: Any) -> Any:
 
 @intrinsic
 def _maximum(typingctx: Any, a: Any, b: Any) -> Any:
-    """The larger number lane by lane."""
     return _codegen(a(a, b), lambda builder, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
 
 
@@ -290,7 +275,7 @@ def _exp_nonpositive(typingctx: Any, x: Any) -> Any:
 
     2ⁿ · exp(r) with n = round(x / ln 2), r = x - n ln 2 and a Taylor polynomial on |r| ≤ ln 2 / 2; 0 below
     the smallest normal number. ln 2 is split into two constants to keep the digits of r. Rounding and the two
-    subtractions are calls of intrinsics: fast maths would simplify the usual additions away.
+    subtractions are intrinsics, because fast maths would simplify the usual operations away.
     """
     lanes = isinstance(x, _LanesType)
     dtype = x.dtype if lanes else x

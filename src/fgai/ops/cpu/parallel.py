@@ -1,11 +1,9 @@
 """Kernels over blocks of rows with about equal work, on torch's own threads.
 
-A second pool of threads would compete with torch's for the cores: both busy-wait for milliseconds after
-their work. So torch's OpenMP runtime runs a function on n threads, and each thread takes the next block until
-none is left. Where torch has no such runtime (Windows, macOS), Python threads do the same.
-
-Each block writes its own rows, so results do not depend on the number of threads.
-`benchmarks/alternatives.py` compares this with numba's `prange`.
+A second pool of threads would compete with torch's for the cores, as both busy-wait after their work. So
+torch's OpenMP runtime runs a function on n threads, and each takes the next block until none is left. Where
+torch has no such runtime (Windows, macOS), Python threads do the same. Each block writes its own rows, so
+results do not depend on the number of threads. `benchmarks/alternatives.py` compares with `prange`.
 """
 
 from __future__ import annotations
@@ -33,11 +31,9 @@ from fgai.sparse import Adjacency, SparseRows
 Ints = NDArray[np.int32]
 Reals = NDArray[Any]
 
-# Entries + rows in a block, at least. Blocks depend on the graph only, not on the number of threads.
-BLOCK_WORK = 2048
+BLOCK_WORK = 2048  # entries + rows in a block, at least; blocks do not depend on the number of threads
 MAX_BLOCKS = 256
-# Numbers at the beginning of a block's working space: two vectors of 8 lanes.
-SUMS = 16
+SUMS = 16  # numbers at the beginning of a block's working space: two vectors of 8 lanes
 
 _SYMBOL = "fgai_parallel"
 _WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -72,10 +68,7 @@ binding.add_symbol(_SYMBOL, _find_runtime())
 
 @intrinsic
 def _run_blocks(typingctx: Any, body: Any, threads: Any, count: Any, arguments: Any) -> Any:
-    """Call `body(b, *arguments)` for b = 0..count-1 on `threads` threads.
-
-    `body` is a compiled function that returns nothing and raises nothing; `arguments` is a tuple.
-    """
+    """Call the compiled `body(b, *arguments)` for b = 0..count-1 on `threads` threads; it raises nothing."""
     call = body.get_call_type(typingctx, (types.intp, *arguments.types), {})
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -111,10 +104,7 @@ def _run_blocks(typingctx: Any, body: Any, threads: Any, count: Any, arguments: 
 
 
 def _write_worker(context: Any, work: Any, frame_type: Any, described: Any, call: Any) -> None:
-    """Write the function each thread runs: take the next block until none is left.
-
-    The frame is (number of the next block, number of blocks, arguments) and shared by all threads.
-    """
+    """Write the function of a thread, which takes the next block of the shared frame until none is left."""
     entry, check, inside, leave = (work.append_basic_block(n) for n in ("entry", "check", "inside", "leave"))
     builder = ir.IRBuilder(entry)
     frame = builder.bitcast(work.args[0], frame_type.as_pointer())
@@ -187,7 +177,6 @@ def _with_blocks(pointer: Tensor, *entries: Tensor) -> tuple[Ints, ...]:
 
 
 def _incoming(adjacency: Adjacency) -> _Rows:
-    """Edges by destination; made once."""
     index = adjacency.index32
     return cached_on(adjacency, "cpu incoming", lambda: _Rows(*_with_blocks(index.rowptr, index.source)))
 
@@ -204,12 +193,10 @@ def _outgoing(adjacency: Adjacency) -> _Columns:
 
 
 def _matrix_rows(rows: SparseRows) -> _Rows:
-    """The entries of a sparse matrix by row; made once for its pattern."""
     return cached_on(rows.pattern, "cpu rows", lambda: _Rows(*_with_blocks(*rows.rows32)))
 
 
 def _matrix_columns(rows: SparseRows) -> _Columns:
-    """The entries of a sparse matrix by column; made once for its pattern."""
     colptr, row, order = rows.columns
     return cached_on(rows.pattern, "cpu columns", lambda: _Columns(*_with_blocks(colptr, order, row)))
 
@@ -227,8 +214,7 @@ def _flat(tensor: Tensor | Reals) -> Reals:
 def _workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
     """Working space for each block of rows: `SUMS` + 3 H numbers, then the sums of one row [H, C].
 
-    The channels of each head are padded to a multiple of 8. Blocks are padded to whole cache lines, which no
-    two threads share.
+    Channels are padded to a multiple of 8, blocks to whole cache lines, which no two threads share.
     """
     heads = scores.shape[1]
     size = SUMS + 3 * heads + heads * (channels + 7)
@@ -236,12 +222,10 @@ def _workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
 
 
 def _tensors(*arrays: Reals | None) -> tuple[Tensor | None, ...]:
-    """Tensors that share the memory of `arrays`."""
     return tuple(None if a is None else torch.from_numpy(a) for a in arrays)
 
 
 def _launch(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
-    """Run `count` blocks of a kernel on no more threads than torch uses."""
     kernel(min(torch.get_num_threads(), count), count, *arguments)
 
 

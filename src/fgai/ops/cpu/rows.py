@@ -1,7 +1,4 @@
-"""What the kernels are made of, on flat arrays: scale and add, inner product, softmax of a row, dropout.
-
-Loops take 8 numbers at a time (`fgai.ops.cpu.lanes`); the last 1 to 7 are masked.
-"""
+"""Parts of the kernels, on flat arrays, 8 numbers at a time; the last 1 to 7 are masked."""
 
 from __future__ import annotations
 
@@ -27,23 +24,17 @@ from fgai.ops.cpu.lanes import (
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-# Without the flags that assume there is no NaN and no infinity (nnan, ninf).
-FAST = {"reassoc", "contract", "nsz", "arcp"}
+FAST = {"reassoc", "contract", "nsz", "arcp"}  # no flag that assumes there is no NaN or infinity (nnan, ninf)
 # Kernels only read and write arrays they are given, so numba's reference counting is switched off (`_nrt`):
 # left on, it costs more than the arithmetic of a short row.
 _OPTIONS = {"fastmath": FAST, "_nrt": False}
 _inline = compiled(inline="always", **_OPTIONS)
-# Rows are prefetched so many edges ahead.
-AHEAD = 6
+AHEAD = 6  # rows are prefetched so many edges ahead
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 
 
 def _kernel(function: Callable[..., None], **options: Any) -> Callable[..., None]:
-    """Compile `function` on first use, by `options` of numba beside its own, and keep the code on disk.
-
-    A kernel has to be compiled again when a piece of it changes, so the stamp of the stored code covers all
-    files here and its own.
-    """
+    """Compile `function` on first use and keep the code on disk, stamped by all files here and its own."""
     kernel: Callable[..., None] = compiled(**{**_OPTIONS, **options})(function)
     stored = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if stored is not None and hasattr(stored, "_source_stamp"):
@@ -80,16 +71,12 @@ def _dot(n, x, i, y, j):
 
 @_inline
 def _padded(n):
-    """The next multiple of 8."""
     return (n + LANES - 1) & ~(LANES - 1)
 
 
 @_inline
 def _add_scaled(n, a, x, i, sums, j):
-    """sums[j:j+n] += a · x[i:i+n] where `sums` is padded to a multiple of 8.
-
-    Stores whole lanes: the load of the next edge would have to wait for a masked store.
-    """
+    """sums[j:j+n] += a · x[i:i+n], `sums` padded: a masked store would delay the next load."""
     rest = n & (LANES - 1)
     full = n - rest
     _axpy(full, a, x, i, sums, j)
@@ -120,10 +107,7 @@ def _copy_sums(heads, channels, sums, offset, out, here):
 
 @_inline
 def _dot_axpy(n, x, i, y, j, a, z, k):
-    """z[k:k+n] += a · x[i:i+n], and return lanes whose sum is Σ_c x[i+c] · y[j+c]: x is read once.
-
-    `z` is padded to a multiple of 8, see `_add_scaled`.
-    """
+    """z[k:k+n] += a · x[i:i+n], `z` padded to 8; return lanes whose sum is Σ_c x[i+c] · y[j+c]."""
     rest = n & (LANES - 1)
     full = n - rest
     scale, lanes = _splat(a), _splat(x.dtype.type(0))
@@ -155,7 +139,6 @@ def _average(low, high, heads, attention, mean):
 
 @_inline
 def _prefetch_row(array, offset, width):
-    """Prefetch array[offset : offset + width], one cache line of 64 bytes at a time."""
     for c in range(0, width, 64 // array.itemsize):
         _prefetch(array, offset + c)
 
@@ -194,8 +177,8 @@ def _weighted_sum(weight, value, first, last, heads, result, scratch):
 def _normalise(flat, first, last, heads, scratch):
     """Turn the scores flat[first:last] of one node into their softmax, in place.
 
-    The heads of an edge lie side by side. When their number divides 8, lane k holds head k mod H of every
-    edge, so the row is one flat run of vectors. `scratch`: see `parallel._workspace`.
+    If H divides 8, lane k holds head k mod H of every edge, so the row is one flat run of vectors. `scratch`:
+    see `parallel._workspace`.
     """
     if heads <= LANES and heads & (heads - 1) == 0:
         _normalise_lanes(flat, first, last, heads, scratch)
@@ -274,7 +257,6 @@ def _normalise_heads(flat, first, last, heads, scratch):
 
 @_inline
 def _mix(x):
-    """Scramble 32 bits."""
     x = np.uint32(x ^ (x >> np.uint32(16)))
     x = np.uint32(x * np.uint32(0x7FEB352D))
     x = np.uint32(x ^ (x >> np.uint32(15)))
@@ -284,10 +266,7 @@ def _mix(x):
 
 @_inline
 def _factor(position, seed, limit, scale):
-    """0 or `scale`, the factor of the number at `position`; `limit` = p · 2³².
-
-    Both values are computed, so that the compiler selects one; a branch would often be mispredicted.
-    """
+    """0 or `scale` for the number at `position`, without a branch to mispredict; `limit` = p · 2³²."""
     low = np.uint32(seed)
     x = _mix(np.uint32(np.uint32(position) + low))
     spread = np.uint32(np.uint32(low + np.uint32(position >> 32)) * np.uint32(0x9E3779B9))

@@ -1,7 +1,6 @@
 """The single operations on the CPU: softmax, aggregation, node scores, dropout, clip, projection.
 
-Every array is flat. `here` is the offset of the row that is computed, `there` that of the node at the other
-end of an edge.
+Every array is flat. `here` is the offset of the row computed, `there` that of an edge's other end.
 """
 
 from __future__ import annotations
@@ -63,9 +62,8 @@ from fgai.sparse import Adjacency, SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-# Nodes in a block of operations without edges, and numbers in a block of dropout.
-_ROWS = 256
-_CHUNK = 1 << 14
+_ROWS = 256  # nodes in a block of operations without edges
+_CHUNK = 1 << 14  # numbers in a block of dropout
 
 
 @_by_block
@@ -235,7 +233,7 @@ class _NodeScores(Function):
         inputs = [_array(t) for t in (*ctx.saved_tensors, *gradients)]
         nodes, heads, channels = inputs[0].shape
         blocks, d_values = -(-nodes // _ROWS), np.empty_like(inputs[0])
-        # One partial sum per block, added in block order: the same result for any number of threads.
+        # One partial sum per block, added in block order, whatever the number of threads.
         partial = np.zeros((blocks, 2, heads * channels), d_values.dtype)
         arrays = (_flat(a) for a in (*inputs, d_values))
         _launch(_node_scores_back, blocks, nodes, heads, channels, *arrays, partial)
@@ -266,10 +264,7 @@ def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
 
 @_by_block
 def _clip(b, x, low, high, middle, inverse, radius, out, inside, scale, counts):
-    """Clip rows; `counts[b]` gets how many numbers were clipped and how many rows shrunk.
-
-    `inside` gets the mask of the numbers that were not clipped, unless it is empty.
-    """
+    """Clip rows; `counts[b]` gets the numbers clipped and the rows shrunk, `inside` the mask."""
     width, count, shrunk, masked = len(low), 0, 0, len(inside) > 0
     for n in range(b * _ROWS, min((b + 1) * _ROWS, len(scale))):
         at = n * width
@@ -357,10 +352,8 @@ def clip_rows_back(
     return out
 
 
-# Slabs of rows for the gradient of the weight; each has a sum of its own.
-_SLABS = 8
-# Number of entries per column from which the sums of all slabs are worth their memory.
-_DENSE = 16
+_SLABS = 8  # of rows for the gradient of the weight; each has a sum of its own
+_DENSE = 16  # entries per column from which the sums of all slabs are worth their memory
 
 
 @_by_block

@@ -1,8 +1,8 @@
 """Add nodes to a sorted graph on the GPU, in fixed shapes and without waiting for the device.
 
 The new edges come in pairs u → v and v → u, so their keys sorted by destination are also their keys sorted by
-source. The new position of an old edge is its position plus the number of smaller new keys, and that of a new
-edge its position among the new ones plus the number of smaller old keys; both numbers by bisection.
+source. The new position of an edge is its position among the old (new) ones plus the number of smaller new
+(old) keys, by bisection.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ def _sort(keys, out, count, B: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def _swap_ends(key):
-    """The key of the edge in the other direction."""
     return (key << 32) | (key >> 32)
 
 

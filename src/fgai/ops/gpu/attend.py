@@ -7,16 +7,15 @@ row, with a running maximum m and sum l,
 
 and stores lse = m + log l per node. The attention exp(s_e - lse_i) is written only on request.
 
-Backward, the attention is computed again rather than read. Over outgoing edges, with d = ∂out and δ_i =
-⟨d_i, o_i⟩ + Σ_e a_e ∂a_e,
+Backward, the attention is computed again. Over outgoing edges, with d = ∂out and δ_i = ⟨d_i, o_i⟩ +
+Σ_e a_e ∂a_e,
 
     ∂v_j = Σ keep_e a_e d_i,     ∂s_e = a_e (keep_e ⟨d_i, v_j⟩ + ∂a_e - δ_i),
 
 then over incoming edges the gradient at the destinations. No atomics: each sum is computed by one program, in
 edge order. If few nodes need gradients (`active_rows`), `_sources` visits the edges out of them only, and
-`_part_destinations_kernel` those into them, which computes ∂s again.
-
-A bias [H, C] is added to the result in place and subtracted again where δ needs o: one array less is kept.
+`_part_destinations_kernel` those into them, which computes ∂s again. A bias [H, C] is added to the result in
+place and subtracted again where δ needs o: one array less is kept.
 
 Arguments of the kernels: row, first, last, slot are the pieces of rows (`fgai.ops.gpu.plan.Work`); `near`
 of the destinations and `far` of the sources are [N, H] for the additive score, else [N, H, C]; `weight` [H,
@@ -62,19 +61,16 @@ from fgai.sparse.adjacency import active_rows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-# Return the attention of every head, or the mean over the heads; 0 for none.
-ALL, MEAN = 1, 2
-# Number of programs for a gradient that is summed over all rows.
-PROGRAMS = 4096
+ALL, MEAN = 1, 2  # return the attention of every head, or the mean over the heads; 0 for none
+PROGRAMS = 4096  # number of programs for a gradient that is summed over all rows
 
 
 def _sizes(heads: int, channels: int, score: int, backward: bool = True) -> dict[str, int]:
     """Sizes measured on an H200: four edges at a time, eight where the row is of middle size.
 
-    One warp computes a tile, unless rows are very wide: several would wait for each other in every step, to
-    exchange weights. The dynamic score, the longest computation, loads one step ahead. Where whole rows of
-    every edge are scored, programs take about 128 numbers of a row (two heads of 64 channels), except in the
-    backward pass of the dynamic score.
+    One warp computes a tile, unless rows are very wide: several would wait for each other in every step. The
+    dynamic score, the longest computation, loads one step ahead. Where whole rows of every edge are scored,
+    programs take about 128 numbers of a row, except in the backward pass of the dynamic score.
     """
     row, group = heads * channels, heads
     if row > 128 and score != ADDITIVE and not (backward and score == DYNAMIC):
@@ -92,13 +88,7 @@ def _grid(programs: int, sizes: dict[str, int]) -> tuple[int, int]:
 
 
 def _whole_rows(sizes: dict[str, int]) -> dict[str, int]:
-    """The sizes of a kernel that reads each row once and no edges."""
     return {name: size for name, size in sizes.items() if name not in ("BE", "STAGES")}
-
-
-def _sum_type(values: Tensor) -> torch.dtype:
-    """The type in which sums are computed, and kept between kernels."""
-    return torch.promote_types(values.dtype, torch.float32)
 
 
 class _Attend(Function):
@@ -115,7 +105,8 @@ class _Attend(Function):
         ctx.adjacency, ctx.written = adjacency, written
         with_edges = active_rows(adjacency).with_edges
         work, sizes = incoming(adjacency, with_edges), _sizes(heads, channels, score, False)
-        wide = partial(values.new_empty, dtype=_sum_type(values))
+        # The type in which sums are computed, and kept between kernels.
+        wide = partial(values.new_empty, dtype=torch.promote_types(values.dtype, torch.float32))
         out, lse = _zeros_after(values, with_edges), wide(len(values), heads)
         attention = wide(adjacency.num_edges if written else 0, heads)
         tops, totals, parts = (wide(work.slots, heads, *more) for more in ((), (), (channels,)))
@@ -194,7 +185,6 @@ class _Attend(Function):
 def _destinations(
     ctx: Any, near: Tensor, far: Tensor, weight: Tensor, d_scores: Tensor, channels: int
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradient at the destinations, and of the weight of the dynamic score."""
     work, heads, score = incoming(ctx.adjacency), d_scores.shape[1], ctx.numbers["SCORE"]
     count = len(work.row)
     step = min(count, PROGRAMS) if score == DYNAMIC else count
@@ -247,13 +237,11 @@ def attend(
     return _Attend.apply(near, far, weight, values, bias, *options)  # type: ignore[no-any-return]
 
 
-# Maximum over pieces that are all empty: finite, because ∞ − ∞ is NaN.
-LOWEST = tl.constexpr(-1e30)
+LOWEST = tl.constexpr(-1e30)  # maximum over pieces that are all empty: finite, because ∞ − ∞ is NaN
 
 
 @triton.jit
 def _load_piece(row, first, last, slot, p):
-    """Node, first and last edge and slot of a piece."""
     i = tl.load(row + p).to(tl.int64)
     return i, tl.load(first + p), tl.load(last + p), tl.load(slot + p).to(tl.int64)
 
@@ -460,8 +448,8 @@ def _deltas(
 ):  # fmt: skip
     """δ_i; its second term only when GRADIENT, over FEW edges at a time in short rows and BW in long ones.
 
-    GRADIENT is 1 for a gradient of every head's attention, 2 for one of their mean. RECOMPUTE: the attention
-    was not stored and is computed again from the additive score.
+    GRADIENT is 1 for a gradient of every head's attention, 2 for one of their mean. RECOMPUTE computes the
+    attention, which was not stored, from the additive score.
     """
     i = tl.program_id(0).to(tl.int64)
     h, c = _heads(BH), tl.arange(0, BC)
@@ -493,10 +481,7 @@ def _sources(
     H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
     STAGES: tl.constexpr, SCORE: tl.constexpr, DROP: tl.constexpr, GRADIENT: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
-    """∂values and ∂far over a piece of a source's edges; ∂s of each (before the leaky relu if additive).
-
-    ONE: values and far are one tensor, whose gradient is the sum of both.
-    """
+    """∂values and ∂far (their sum if ONE) over a piece of a source's edges; ∂s before the leaky relu."""
     j, low, high, part = _load_piece(row, first, last, slot, tl.program_id(0))
     h, c = _heads(BH), tl.arange(0, BC)
     kind: tl.constexpr = lse.dtype.element_ty

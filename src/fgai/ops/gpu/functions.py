@@ -1,9 +1,9 @@
 """The operations on the GPU one by one, with hand-written backward passes; clipping of rows.
 
 One program per node or per block of edges, no atomics: every sum over the edges of a node is made by one
-program in edge order, so results are the same run to run. Heads and channels are padded to powers of two in
-the kernels; no array of edges × heads × channels is written. With INDIRECT, rows are sources and position k
-stands for edge `edge[k]`; without, rows are destinations and position k is edge k.
+program in edge order. Heads and channels are padded to powers of two in the kernels; no array of edges ×
+heads × channels is written. With INDIRECT, rows are sources and position k stands for edge `edge[k]`;
+without, rows are destinations and position k is edge k.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from fgai.sparse.adjacency import active_rows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-# Numbers in a tile of nodes × heads × channels, and number of programs of a sum over all nodes.
-TILE = 2048
-PROGRAMS = 1024
+TILE = 2048  # numbers in a tile of nodes × heads × channels
+PROGRAMS = 1024  # programs of a sum over all nodes
 
 
 def _tile(kind: int, like: Tensor) -> dict[str, int]:
@@ -175,7 +174,6 @@ def _scores_kernel(
     SCORE: tl.constexpr, H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
     BE: tl.constexpr,
 ):  # fmt: skip
-    """The scores of BE edges."""
     e = tl.program_id(0) * BE + tl.arange(0, BE)
     live = e < E
     h, c = tl.arange(0, BH), tl.arange(0, BC)

@@ -1,7 +1,4 @@
-"""What the GPU kernels share: sizes and loads of tiles, dropout by position, and pieces of rows.
-
-One program computes one piece of a row. Long rows are divided into pieces, and the longest pieces come first.
-"""
+"""Shared by the GPU kernels: tiles, dropout by position, and pieces of rows, the longest first."""
 
 from __future__ import annotations
 
@@ -17,9 +14,7 @@ from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-# Most edges in a piece: a node with ten thousand neighbours would keep one program busy long after all others
-# have ended. The results of a row's pieces are combined afterwards.
-PIECE = 256
+PIECE = 256  # most edges in a piece: a whole row of ten thousand would keep one program busy after all others
 
 
 def _power_of_two(number: int) -> int:
@@ -41,7 +36,6 @@ def _head_tile(heads: int, tile: int) -> dict[str, int]:
 
 @triton.jit
 def _mix(x):
-    """Scramble 32 bits as `fgai.ops.reference` does."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -102,7 +96,6 @@ def _load_heads(pointer, node, h, live, H: tl.constexpr):
 
 @triton.jit
 def _leaky(z, SLOPE: tl.constexpr):
-    """Leaky relu."""
     return tl.where(z > 0, z, z * SLOPE)
 
 
@@ -221,13 +214,11 @@ def outgoing(adjacency: Adjacency, rows: int | None = None) -> Work:
 
 
 def _set_work(adjacency: Adjacency, into: Work, out_of: Work) -> None:
-    """Make `incoming` and `outgoing` return these for all nodes."""
     cached_on(adjacency, ("gpu incoming", None), lambda: into)
     cached_on(adjacency, ("gpu outgoing", None), lambda: out_of)
 
 
 def _add_parts(work: Work, parts: Tensor, out: Tensor) -> None:
-    """Sum the parts of split rows into their rows of `out`."""
     if work.slots:
         width = parts.numel() // work.slots
         block = min(256, _power_of_two(width))
@@ -252,11 +243,9 @@ def _zeros_after(like: Tensor, rows: int) -> Tensor:
 
 
 def _layouts_after_attach(adjacency: Adjacency, nodes: int, width: int) -> tuple[_Layout, _Layout, int]:
-    """Layouts by row and by column for `nodes` more nodes of `width` edges each, and the longest row.
+    """Layouts by row and by column for `nodes` more nodes of `width` edges each, and the longest row."""
 
-    An old node may become the neighbour of every new one, so its row may have that many edges more.
-    """
-
+    # An old node may become the neighbour of every new one.
     def make() -> tuple[_Layout, _Layout, int]:
         adjacency.check_outgoing()
         index = adjacency.index32

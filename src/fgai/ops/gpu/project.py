@@ -1,8 +1,4 @@
-"""The product of sparse features and a matrix on the GPU: row by row, or dense where that is less work.
-
-Features with many entries (bags of common words) are written into a dense matrix for the GPU's own product.
-Rows and columns with many entries are divided into pieces as in `fgai.ops.gpu.plan`.
-"""
+"""The product of sparse features and a matrix on the GPU: row by row in pieces, or as a dense matrix."""
 
 from __future__ import annotations
 
@@ -21,8 +17,7 @@ from fgai.sparse import SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-# Smallest share of non-zero entries for the dense product, and largest size of the dense matrix in bytes.
-DENSE, LARGEST = 0.08, 2**30
+DENSE, LARGEST = 0.08, 2**30  # least share of non-zeros for the dense product, most bytes of its matrix
 
 
 @triton.jit
