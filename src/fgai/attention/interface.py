@@ -197,6 +197,7 @@ def stages_of(model: nn.Module) -> Layerwise | None:
 @typed
 def originals(*models: Any) -> tuple[Any, ...]:
     """Return models as they were before `torch.compile`, with one note if some are compiled."""
+    # A compiled model would be compiled again for every graph of an attack.
     compiled = [model for model in models if isinstance(model, nn.Module) and uncompiled(model) is not model]
     if compiled:
         names = " and ".join(dict.fromkeys(map(model_name, compiled)))

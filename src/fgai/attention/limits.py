@@ -1,6 +1,7 @@
 """Limits: values and both terms of the score of every node are clipped to the range of a reference graph.
 
-Measured on all values of a graph, without a share to clip, they change nothing on that graph, bit for bit.
+Each is clipped by channel and in its norm, since a typical node is extreme in a few channels, not in all.
+Measured on all values of a graph, without a share to clip, limits change nothing on that graph, bit for bit.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class AttentionLayer(TappedLayer):
 
     def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
         """Return per node the source side and destination side of the score (key, query) and the values."""
-        with exclusive():
+        with exclusive():  # waits for blocks of other threads that override limits
             return self._sides(x)
 
     def _sides(self, x: Tensor | Features, num_nodes: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
