@@ -90,8 +90,8 @@ class TestPointers:
 
     def test_are_read_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looks: list[torch.Tensor] = []
-        steps = valid._steps
-        monkeypatch.setattr(valid, "_steps", lambda ptr: looks.append(ptr) or steps(ptr))
+        steps = valid._first_last_rising
+        monkeypatch.setattr(valid, "_first_last_rising", lambda ptr: looks.append(ptr) or steps(ptr))
         rowptr = torch.tensor([0, 2, 3])
         for call in ROWS.values():
             call(rowptr)

@@ -26,7 +26,7 @@ from fgai.training import (
     train,
     train_method,
 )
-from fgai.training.faithful import InjectedNodes
+from fgai.training.faithful import StepAttack
 from fgai.training.terms import sum_scalars
 
 QUICK = {"epochs": 6, "nodes": 3, "edges": 4}
@@ -170,7 +170,7 @@ def test_attention_under_attack_is_that_of_the_clean_edges(kind: type[nn.Module]
     settings = FaithfulSettings(nodes=5, edges=7, limits=False)
     recipe = FaithfulRecipe(model, prepared(model, graph), settings, [noted])
     recipe.start(model, 0)
-    nodes = InjectedNodes(
+    nodes = StepAttack(
         recipe.adversary, recipe.adversary.draw(torch.Generator().manual_seed(2)), recipe.reach
     )
     recipe.loss.attacked_terms(model, nodes, recipe.loss.vanilla_context(model))

@@ -18,8 +18,8 @@ class GraphChange:
     """New nodes, or edges to add and remove, and changes of features; None for what does not change.
 
     New nodes are joined to `endpoints` [M, e] (then `edges` and `removed` are ignored). They have `features`
-    [M, F], zeros if None, or `entry_values` [M, D], see `Graph`. `edges` and `removed` [2, K] are undirected.
-    `delta` [R, F] is added to the features of the existing nodes `rows` [R].
+    [M, F], zeros if None, or `entry_values` [M, D], see `Graph`. `edges` [2, K] are added, `removed` [2, K]
+    are removed, both in both directions. `delta` [R, F] is added to the features of existing nodes `rows`.
     """
 
     endpoints: Tensor | None = None
@@ -32,8 +32,8 @@ class GraphChange:
 
     def apply(self, graph: Graph) -> tuple[Graph, EdgeMap]:
         """Return the changed graph and the `EdgeMap` of the edges that are in both."""
-        steps = torch.arange(graph.num_edges, device=graph.device)
-        edge_map = EdgeMap(steps, steps, graph.num_edges, graph.num_edges)
+        positions = torch.arange(graph.num_edges, device=graph.device)
+        edge_map = EdgeMap(positions, positions, graph.num_edges, graph.num_edges)
         if self.rows is not None and self.delta is not None and graph.features is not None:
             graph = graph.replace(features=graph.features.perturb(self.rows, self.delta))
         if self.endpoints is not None and self.endpoints.numel():
@@ -68,7 +68,7 @@ class GraphChange:
 
 
 class ChangedEdges:
-    """A copy of the edges and rows of a change; tensors compared last are recognised without reading them."""
+    """A copy of the edges and rows of a change, to compare others with; equal tensors are read once."""
 
     def __init__(self, change: GraphChange) -> None:
         self._copy = replace(change, features=None, delta=None, entry_values=None).detach()
@@ -87,7 +87,7 @@ class ChangedEdges:
 
 
 def _versions(change: GraphChange) -> list[tuple[Tensor | None, float]]:
-    """Edges and rows with numbers that increase when they are written to; NaN where no writes are counted."""
+    """Return edges and rows, each with PyTorch's count of writes to it; NaN for inference tensors."""
     tensors = change.endpoints, change.edges, change.removed, change.rows
     return [(tensor, _version(tensor)) for tensor in tensors]
 

@@ -1,4 +1,4 @@
-"""Fields of a graph: values on edges, which stay through every edit, links, and those of a PyG `Data`."""
+"""Fields of a graph: values on edges, `Links`, and the fields that are read from a PyG `Data`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fgai import checks
 from fgai.errors import InputError
 from fgai.typed import typed
 
-FILL = {"edge_truth": 0, "edge_attr": 0, "edge_weight": 1}  # fields per edge; values of edges that edits add
+FILL = {"edge_truth": 0, "edge_attr": 0, "edge_weight": 1}  # fields per edge, and their values on new edges
 VALUES = ("edge_attr", "edge_weight")  # values on edges that models may read
 
 
 def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
-    """Return `edge_attr` [E] or [E, D], or `edge_weight` [E]; raise `InputError` for other shapes and NaN."""
+    """Return `values`; `InputError` unless they are finite, [E], or for `edge_attr` also [E, D]."""
     if not isinstance(values, Tensor) or values.is_sparse:
         raise InputError(f"`{name}` must be a dense tensor, got {type(values).__name__}")
     dims = 2 if name == "edge_attr" else 1
@@ -30,7 +30,7 @@ def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
 
 
 def _merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) -> Tensor:
-    """Return one value for each of the distinct edges, to which `inverse` [E] leads; they must agree."""
+    """Return one value per distinct edge, the number of which is in `inverse` [E]; duplicates must agree."""
     positions = torch.arange(len(inverse), device=inverse.device)
     first = positions.new_zeros(num_edges).scatter_reduce(0, inverse, positions, "amin", include_self=False)
     merged = values[first]
@@ -59,7 +59,7 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
         hint = "; see `fgai.hetero.HeteroView`" if kind == "HeteroData" else ""
         raise InputError(f"expected a homogeneous PyG `Data` with `edge_index`, got {kind}{hint}")
     if data.edge_index is None:
-        raise InputError("`data.edge_index` is missing; transposed `adj_t` is not read, convert it first")
+        raise InputError("`data.edge_index` must be a tensor, got None; `adj_t` is not read, convert it")
     if getattr(data, "edge_type", None) is not None:
         raise InputError(
             "`data.edge_type` would be lost: fgai reads only `edge_attr` and `edge_weight` of edges. Put the"
@@ -83,7 +83,7 @@ PARTS = ("train", "val", "test")
 @typed
 @dataclass(frozen=True, eq=False)
 class Links:
-    """Pairs of nodes [2, L] a link predictor scores: each once, in either order.
+    """Pairs of nodes [2, L] that a link predictor scores, each in one order only.
 
     `y` [L] is 1 for a link, 0 for none, -1 for unknown; `part` [L] is 0 for training, 1 for validation, 2 for
     test. All are integers.
@@ -113,12 +113,12 @@ class Links:
         return int(self.pairs.shape[1])
 
     def rows(self, targets: str) -> Tensor:
-        """Return the positions of the pairs of `train`, `val`, `test`, or `fit` (training and validation)."""
+        """Return the positions of the pairs in the part `train`, `val`, `test` or `fit` (the first two)."""
         in_part = self.part < 2 if targets == "fit" else self.part == PARTS.index(targets)
         return in_part.nonzero().flatten()
 
     def ends(self, targets: str) -> Tensor:
-        """Return the nodes of the pairs of a part, each once; parts as in `rows`."""
+        """Return the distinct nodes of the pairs in a part, see `rows`."""
         return torch.unique(self.pairs[:, self.rows(targets)])  # type: ignore[no-any-return]
 
     def take(self, rows: Tensor) -> Links:

@@ -38,7 +38,7 @@ def _digest(heading: str, pieces: Iterable[Piece]) -> str:
 
 
 def _entries(features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Position `row · F + column` and value of every entry that is not zero, in order."""
+    """Return position `row · F + column` and value of every non-zero entry, in increasing order."""
     base = features.base
     if isinstance(base, SparseRows) and features.appended is None and features.delta is None:
         position = (base.rows * base.num_columns + base.indices).detach().cpu().numpy()
@@ -53,7 +53,7 @@ def _entries(features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def feature_pieces(read: Callable[[], Iterable[tuple[int, Features]]]) -> tuple[Piece, Piece]:
-    """Return the positions and values of blocks (first row, features), in order; `read` is called twice."""
+    """Return positions and values of features that `read()` yields as (first row, block), called twice."""
 
     def positions() -> Iterator[Numbers]:
         for first, features in read():

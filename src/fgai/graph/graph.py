@@ -81,10 +81,10 @@ class Graph:
         graph_y: [G] int64, one label per small graph.
         links: pairs of nodes to predict links for; the edges are then for message passing alone.
         merged: [2, D], the duplicate edges that were dropped.
-        entry_values: [M, D] in [0, 1]: values of the last M nodes in the first layer of a model with limits,
-            0 and 1 being the ends of its ranges, in place of features. Dropped by further injections.
-        peers: (first, one past the last) of the nodes whose features bound those of injected nodes, e.g. the
-            nodes of one type; None for all nodes.
+        entry_values: [M, D] in [0, 1]: what the last M nodes have in the first layer of a model with limits,
+            whatever their features; 0 and 1 are the ends of its ranges. Further injections drop it.
+        peers: (first, stop): the nodes first..stop-1, e.g. those of one type, whose features bound those of
+            injected nodes; None for all nodes.
         node_names: names of the nodes in their file, by number; injected nodes have none.
         class_names: likewise of the classes.
         name: for messages and records.
@@ -142,16 +142,16 @@ class Graph:
 
         Raises:
             InputError: empty graph, edges out of range, features or values of edges that are not finite,
-                wrong lengths, one class, or duplicates with different values.
+                wrong lengths, fewer than two classes, or duplicates with different values.
         """
         if num_nodes < 1:
             raise InputError(f"a graph must have at least one node, got num_nodes={num_nodes}")
         edges = checks.edge_index(edge_index, num_nodes)
-        num_given = edges.shape[1]
-        if edge_truth is not None and edge_truth.shape != (num_given,):
-            raise InputError(f"`edge_truth` must have shape [{num_given}], got {tuple(edge_truth.shape)}")
-        both = {"edge_attr": edge_attr, "edge_weight": edge_weight}
-        values = {key: _check_values(one, key, num_given) for key, one in both.items() if one is not None}
+        num_columns = edges.shape[1]
+        if edge_truth is not None and edge_truth.shape != (num_columns,):
+            raise InputError(f"`edge_truth` must have shape [{num_columns}], got {tuple(edge_truth.shape)}")
+        pairs = (("edge_attr", edge_attr), ("edge_weight", edge_weight))
+        values = {key: _check_values(one, key, num_columns) for key, one in pairs if one is not None}
         if undirected:
             edges = torch.cat([edges, edges.flip(0)], dim=1)
             edge_truth = None if edge_truth is None else torch.cat([edge_truth, edge_truth])
@@ -161,7 +161,7 @@ class Graph:
         )
         values = {key: _merge_values(one, key, inverse, unique.numel()) for key, one in values.items()}
         merged = None
-        if not undirected and unique.numel() < num_given:
+        if not undirected and unique.numel() < num_columns:
             merged = torch.stack(key_ends(torch.repeat_interleave(unique, counts - 1)))
             warn(FgaiWarning(f"{merged.shape[1]} duplicate edges of {name!r} were merged"))
         adjacency = Adjacency.from_sorted(*key_ends(unique), num_nodes)
@@ -176,7 +176,7 @@ class Graph:
     def from_data(cls, data: Data, name: str = "graph") -> Graph:
         """Build a graph from a homogeneous PyG `Data`, or from a `Batch` of small graphs with a `y` each.
 
-        `InputError` for typed edges, a dataset, heterogeneous data, and whatever `from_edges` refuses.
+        `InputError` for typed edges, a dataset, heterogeneous data, and where `from_edges` raises one.
 
         Example:
             >>> from torch_geometric.data import Batch, Data
@@ -189,8 +189,8 @@ class Graph:
         arguments, batch = arguments_from_data(data), getattr(data, "batch", None)
         y = arguments["y"]
         if isinstance(batch, Tensor) and isinstance(y, Tensor) and not y.is_floating_point():
-            small = y.shape != batch.shape and torch.unique(batch).tolist() == list(range(y.numel()))
-            arguments |= {"y": None, "batch": batch.long(), "graph_y": y.flatten().long()} if small else {}
+            is_batch = y.shape != batch.shape and torch.unique(batch).tolist() == list(range(y.numel()))
+            arguments |= {"y": None, "batch": batch.long(), "graph_y": y.flatten().long()} if is_batch else {}
         return cls.from_edges(**arguments, name=str(getattr(data, "name", name)))
 
     def to_data(self) -> Data:
@@ -280,7 +280,7 @@ class Graph:
         return int((self.adjacency.source == self.adjacency.destination).sum()) == self.num_nodes
 
     def number_of(self, node: str) -> int:
-        """Return the number of a node by its name, or its number as text; `InputError` if none."""
+        """Return the number of a node from its name, or from digits if nodes have no names."""
         if self.node_names is not None and node in self.node_names:
             return self.node_names.index(node)
         if self.node_names is None and node.isdecimal() and int(node) < self.num_nodes:
@@ -311,9 +311,9 @@ class Graph:
         return dataclasses.replace(self, **{name: part.to(target) for name, part in parts.items()})
 
     def derived(self, name: str, make: Callable[[Graph], Graph]) -> Graph:
-        """Return `make(self)`, which reads only the graph and the name, computed once for this name.
+        """Return `make(self)`, cached under `name`; `make` must read nothing but the graph.
 
-        With edge weights, and with edge attributes that need gradients, it is computed every time.
+        It is computed every time if the graph has edge weights, or edge attributes that need gradients.
         """
         attributes = self.edge_attr
         if self.edge_weight is not None or (attributes is not None and attributes.requires_grad):
@@ -329,26 +329,26 @@ class Graph:
         has one, and positional encodings from the neighbours (see `extend_encoding`); those of old nodes
         stay.
 
-        `InputError` if `targets` names no nodes, or one twice in a row, or `features` has another shape.
+        `InputError` if `targets` has a number of no node, or one twice in a row, or `features` do not fit.
         """
         targets = targets.to(self.device)
         check_targets(targets, self.adjacency)
         return self._inject(targets, features)
 
     def _inject(self, targets: Tensor, features: Tensor | None) -> tuple[Graph, EdgeMap]:
-        m = len(targets)
+        count, device = len(targets), self.device
         adjacency, positions = attach(self.adjacency, targets, self.has_loops)
         edge_map = EdgeMap(self._positions, positions, self.num_edges, adjacency.num_edges)
-        changes: dict[str, Any] = {"adjacency": adjacency, "entry_values": None, **self._padded(m)}
+        changes: dict[str, Any] = {"adjacency": adjacency, "entry_values": None, **self._padded_fields(count)}
         if self.features is not None:
             if features is None:
-                features = torch.zeros(m, self.num_features, dtype=self.features.dtype, device=self.device)
-            if features.shape[0] != m:
-                raise InputError(f"`features` must have {m} rows, one per new node, got {features.shape[0]}")
+                features = torch.zeros(count, self.num_features, dtype=self.features.dtype, device=device)
+            if features.shape[0] != count:
+                raise InputError(f"`features` must have {count} rows, one per node, got {features.shape[0]}")
             changes["features"] = self.features.append(features)
         if self.batch is not None:
             changes["batch"] = torch.cat([self.batch, self.batch[targets[:, 0]]])
-        changes |= self._carried(edge_map)
+        changes |= self._mapped_edge_fields(edge_map)
         if self.positional is not None and self.positional_values is not None:
             degree = self.adjacency.degree - int(self.has_loops)
             rows, values = extend_encoding(self.positional, self.positional_values, degree, targets)
@@ -358,7 +358,7 @@ class Graph:
         graph.__dict__.update(has_loops=self.has_loops, num_graphs=self.num_graphs)
         return graph, edge_map
 
-    def _padded(self, count: int) -> dict[str, Tensor]:
+    def _padded_fields(self, count: int) -> dict[str, Tensor]:
         def make() -> dict[str, Tensor]:
             fills = {"train_mask": 0, "val_mask": 0, "test_mask": 0, "y": -1}
             old = {name: getattr(self, name) for name in fills}
@@ -377,17 +377,16 @@ class Graph:
     def inject_edges(self, edge_index: Tensor) -> tuple[Graph, EdgeMap]:
         """Add edges [2, K] between existing nodes; existing edges stay as they are."""
         edges = checks.edge_index(edge_index.to(self.device), self.num_nodes)
-        fresh = torch.unique(edge_keys(edges[0], edges[1]))
-        present, _ = match_edges(fresh, self.keys)
-        keep = torch.ones(fresh.numel(), dtype=torch.bool, device=self.device)
-        keep[present] = False
-        fresh = fresh[keep]
-        adjacency, positions = self.adjacency.merge(torch.stack(key_ends(fresh)), self.num_nodes)
+        keys = torch.unique(edge_keys(edges[0], edges[1]))
+        is_new = torch.ones(keys.numel(), dtype=torch.bool, device=self.device)
+        is_new[match_edges(keys, self.keys)[0]] = False
+        new_edges = torch.stack(key_ends(keys[is_new]))
+        adjacency, positions = self.adjacency.merge(new_edges, self.num_nodes)
         edge_map = EdgeMap(self._positions, positions, self.num_edges, adjacency.num_edges)
-        return self.replace(adjacency=adjacency, **self._carried(edge_map)), edge_map
+        return self.replace(adjacency=adjacency, **self._mapped_edge_fields(edge_map)), edge_map
 
     def add_self_loops(self) -> tuple[Graph, EdgeMap]:
-        """Give every node a self-loop (nodes that have one keep it)."""
+        """Add a self-loop to every node that has none."""
         nodes = torch.arange(self.num_nodes, device=self.device)
         graph, edge_map = self.inject_edges(torch.stack([nodes, nodes]))
         graph.__dict__["has_loops"] = True
@@ -402,17 +401,17 @@ class Graph:
         adjacency = Adjacency.from_sorted(source, destination, self.num_nodes)
         edge_map = EdgeMap(before, self._positions[: before.numel()], self.num_edges, before.numel())
         return dataclasses.replace(
-            self, adjacency=adjacency, merged=None, **self._carried(edge_map)
+            self, adjacency=adjacency, merged=None, **self._mapped_edge_fields(edge_map)
         ), edge_map
 
-    def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
-        carried = {}
+    def _mapped_edge_fields(self, edge_map: EdgeMap) -> dict[str, Any]:
+        fields = {}
         for name, fill in FILL.items():
             values = getattr(self, name)
             if values is not None:
                 empty = values.new_full((edge_map.num_after, *values.shape[1:]), fill)
-                carried[name] = empty.index_copy(0, edge_map.after, values[edge_map.before])
-        return carried
+                fields[name] = empty.index_copy(0, edge_map.after, values[edge_map.before])
+        return fields
 
 
 def _mask_remedy(name: str, mask: Tensor) -> str:

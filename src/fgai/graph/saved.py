@@ -31,7 +31,7 @@ class InjectedNode(TypedDict):
 @typed
 @dataclass(frozen=True, kw_only=True)
 class ChangeRecord(Document):
-    """Edges that go and come and nodes that are injected around one node, for one model and one graph.
+    """Edges to remove and to add, and nodes to inject, around one node, for one model and one graph.
 
     The what-if page writes it, `fgai evaluate --change FILE` and `fgai.explain(attack=...)` replay it:
 
@@ -42,7 +42,7 @@ class ChangeRecord(Document):
                       {"features": [0.0, 1.5, …], "strength": 1.0, "edges": [24]}]}
 
     `model` is its `weights_hash`, `graph` the `fingerprint` of the graph as it was loaded, `node` the one
-    that was looked at. Edges go and come in both directions, also where the graph has one direction only.
+    that was looked at. Edges are removed and added in both directions, also where the graph has only one.
     Changes are applied in the order of the fields; injected nodes get the numbers N, N + 1, … A `checksum`
     may be added.
 
@@ -87,18 +87,18 @@ class ChangeRecord(Document):
         )
 
     def apply(self, model: nn.Module, graph: Graph) -> Graph:
-        """Return the changed graph, after everything was checked; `graph` as it was loaded, not prepared.
+        """Check everything and return the changed graph; `graph` is as it was loaded, not prepared.
 
-        `CheckpointError` for another model or graph, an unknown node, an edge that cannot go or come, or
-        features that do not fit.
+        `CheckpointError` for another model or graph, an unknown node, an edge to remove that is not there or
+        to add that is there, or features that do not fit.
         """
         for kind, own, recorded in (
             ("model", weights_hash(model), self.model),
             ("graph", fingerprint(graph), self.graph),
         ):
             if own != recorded:
-                seen = f"({recorded[:8]}…, this one is {own[:8]}…)"
-                raise CheckpointError(f"the change was made with another {kind} {seen}; nothing was replayed")
+                both = f"({recorded[:8]}…, this one is {own[:8]}…)"
+                raise CheckpointError(f"the change was made with another {kind} {both}; nothing was replayed")
         self._check(graph)
         features = [_features(node, graph) for node in self.injected]
         removed, added = (_pairs(pairs, graph) for pairs in (self.removed_edges, self.added_edges))
@@ -115,7 +115,7 @@ class ChangeRecord(Document):
                 raise CheckpointError(f"an edge of the change must join two nodes, got {pair[:3]}")
             nodes += pair
         if len({frozenset(pair) for pair in pairs}) < len(pairs):
-            raise CheckpointError("an edge of the change comes twice")
+            raise CheckpointError("edges of the change must be distinct, but one is there twice")
         for new in self.injected:
             nodes += [*new["edges"], *([new["copy"]] if "copy" in new else [])]
             if not new["edges"] or len(set(new["edges"])) < len(new["edges"]):
@@ -145,7 +145,7 @@ def typical_features(graph: Graph, label: int) -> Tensor:
 
 def _features(new: InjectedNode, graph: Graph) -> Tensor:
     if len(new) != 3 or graph.features is None:
-        raise CheckpointError("an injected node must have one of `copy`, `typical` and `features`")
+        raise CheckpointError("injected nodes need one of `copy`, `typical`, `features`; the graph, features")
     if "copy" in new:
         rows = graph.features.select(torch.tensor([new["copy"]], device=graph.device))
     elif "typical" in new:

@@ -28,7 +28,7 @@ from fgai.models import as_graph
 from fgai.sparse import Adjacency
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.faithful import FaithfulBase, FaithfulLoss, InjectedNodes
+from fgai.training.faithful import FaithfulBase, FaithfulLoss, StepAttack
 from fgai.training.hardening import STREAM
 from fgai.training.loop import SCORE_STEPS
 from fgai.training.recipes import Recipe, Step, VanillaRecipe, epoch_generator, labelled_rows, supervised_loss
@@ -249,7 +249,7 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
         due, rise = self._schedule(step, self.steps_per_epoch)
         climbs, group = self.settings.steps if due != "clean" else 0, self.source.group
         generator = self._generator(step * group.size + group.rank)
-        attacks: list[InjectedNodes] = []
+        attacks: list[StepAttack] = []
         if batch is not None:
             drawn = [_inject(self.adversary, batch, self.fit, generator, self.reach) for _ in range(climbs)]
             attacks = [attack for attack in drawn if attack is not None]
@@ -346,7 +346,7 @@ class _HardenBatches(_VanillaBatches):
         return epoch_generator(self.seed, step, STREAM)
 
 
-def _attacked_logits(model: nn.Module, graph: Graph, attack: InjectedNodes) -> Tensor:
+def _attacked_logits(model: nn.Module, graph: Graph, attack: StepAttack) -> Tensor:
     """Return the logits of a batch that some nodes of an adversary join."""
     attacked = attack.adversary.ascend_and_inject(graph, attack.endpoints, attack.subset)[0]
     with attack.adversary.using_points(attack.subset), straight_through(model):
@@ -359,7 +359,7 @@ def _inject(
     pool: Tensor,
     generator: torch.Generator,
     reach: Reach = EVERYWHERE,
-) -> InjectedNodes | None:
+) -> StepAttack | None:
     """Let a share of an adversary's nodes join new endpoints among the seeds in a pool; None without any."""
     seeds = batch.nodes[: batch.seeds]
     order = seeds.argsort()  # draws depend on which nodes there are, not on their order
@@ -373,7 +373,7 @@ def _inject(
         some = torch.randperm(nodes, generator=generator)[:count].sort().values
     each = min(adversary.budget.edges, joinable.numel())
     endpoints = draw_endpoints(joinable, count, each, generator)
-    return InjectedNodes(adversary, endpoints.to(device), reach, some.to(device))
+    return StepAttack(adversary, endpoints.to(device), reach, some.to(device))
 
 
 def _mask(source: _StoredSource, nodes: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from fgai.sparse.valid import (
     INTEGERS,
     _capturing,
     _check_count,
-    _trust_pointers,
+    _mark_as_valid,
     check_index,
     check_pointers,
     row_index,
@@ -29,16 +29,16 @@ _CHECKED = {"_incoming_checked": True, "_outgoing_checked": True}
 
 @typed
 def edge_keys(source: Tensor, destination: Tensor) -> Tensor:
-    """One integer per edge, `destination · 2³² + source`, whatever the number of nodes."""
+    """Return one integer per edge, `destination · 2³² + source`, for any number of nodes."""
     if source.shape != destination.shape or source.is_floating_point() or destination.is_floating_point():
-        got = f"{tuple(source.shape)} and {tuple(destination.shape)}"
-        raise InputError(f"`source` and `destination` must be integers, one of each per edge, got {got}")
+        got = " and ".join(f"{ends.dtype} {tuple(ends.shape)}" for ends in (source, destination))
+        raise InputError(f"`source` and `destination` must be integers of one shape, got {got}")
     return (destination.long() << 32) | source.long()
 
 
 @typed
 def key_ends(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Source and destination of every key: the inverse of `edge_keys`."""
+    """Return source and destination of every key: the inverse of `edge_keys`."""
     if keys.dtype != torch.int64:
         raise InputError(f"`keys` must be int64, as `edge_keys` gives them, got {keys.dtype}")
     return keys & _LOW, keys >> 32
@@ -54,7 +54,7 @@ def edge_name(key: int) -> str:
 @typed
 @dataclass(frozen=True)
 class EdgeMap:
-    """Positions [K] int64 of the edges that an edit left, `before` in the old graph, `after` in the new."""
+    """Positions [K] int64 of the K edges that an edit kept: `before` in the old graph, `after` in the new."""
 
     before: Tensor
     after: Tensor
@@ -64,12 +64,12 @@ class EdgeMap:
 
 @typed
 def match_edges(keys_a: Tensor, keys_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions (ia, ib) of the edges in both sorted key vectors; `AttentionError` if one is unsorted."""
+    """Return the positions in each vector of the keys in both; `AttentionError` if one is unsorted."""
     for name, keys in (("keys_a", keys_a), ("keys_b", keys_b)):
         if keys.dim() != 1 or keys.dtype != torch.long:
             raise InputError(f"`{name}` must be int64 [E], got {keys.dtype} {list(keys.shape)}")
         if keys.numel() > 1 and not bool((keys[1:] > keys[:-1]).all()):
-            raise AttentionError("edges can only be matched when sorted and free of duplicates; use `Graph`")
+            raise AttentionError(f"`{name}` must be sorted, without duplicates; use the `keys` of a `Graph`")
     if keys_b.numel() == 0 or keys_a.numel() == 0:
         return keys_a[:0], keys_a[:0]
     spot = torch.searchsorted(keys_b, keys_a).clamp(max=keys_b.numel() - 1)
@@ -93,7 +93,7 @@ def pointers(sorted_index: Tensor, num_nodes: int) -> Tensor:
 
 
 def _merged_positions(before: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Positions after a merge of `count` old items, and of new items that go before the old ones `before`."""
+    """Return positions after a merge: of `count` old items, and of new ones before the old ones `before`."""
     inserted = torch.zeros(count + 1, dtype=torch.long, device=before.device)
     inserted.index_add_(0, before, torch.ones_like(before))
     old = torch.arange(count, device=before.device) + inserted.cumsum(0)[:count]
@@ -101,14 +101,14 @@ def _merged_positions(before: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _merge(old: Tensor, new: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
-    """One vector of the old and the new items at these positions."""
+    """Return one vector with the old and the new items at these positions."""
     out = old.new_empty(old.numel() + new.numel())
     out[positions[0]], out[positions[1]] = old, new
     return out
 
 
-def _grow(ptr: Tensor, sorted_index: Tensor, num_nodes: int) -> Tensor:
-    """Row pointers of `num_nodes` rows after adding items whose rows are `sorted_index`."""
+def _extend_pointers(ptr: Tensor, sorted_index: Tensor, num_nodes: int) -> Tensor:
+    """Return the pointers of `num_nodes` rows after items were added to the rows `sorted_index`."""
     longer = torch.cat([ptr, ptr[-1:].expand(num_nodes + 1 - ptr.numel())])
     return longer + pointers(sorted_index, num_nodes)
 
@@ -169,8 +169,8 @@ class Adjacency:
         reversed_keys, order = torch.sort(edge_keys(destination, source), stable=True)
         before = torch.searchsorted(self.keys_by_source, reversed_keys)
         by_column = _merged_positions(before, self.num_edges)
-        rowptr = _grow(self.rowptr, destination, num_nodes)
-        colptr = _grow(self.colptr, key_ends(reversed_keys)[1], num_nodes)
+        rowptr = _extend_pointers(self.rowptr, destination, num_nodes)
+        colptr = _extend_pointers(self.colptr, key_ends(reversed_keys)[1], num_nodes)
         csc = _merge(by_row[0][self.csc], by_row[1][order], by_column)
         adjacency = Adjacency(num_nodes, *key_ends(merged), rowptr, colptr, csc)
         adjacency.__dict__.update(_CHECKED, keys=merged)
@@ -189,11 +189,11 @@ class Adjacency:
                 raise AttributeError(f"'Adjacency' object has no attribute {name!r}")
             wide = self.__dict__[name] = getattr(self.__dict__["index32"], name).long()
             if name in ("rowptr", "colptr"):
-                _trust_pointers(wide, self.num_edges)
+                _mark_as_valid(wide, self.num_edges)
             return wide
 
     def check_incoming(self) -> None:
-        """Raise `InputError` unless nodes, edges and row pointers fit each other; read once."""
+        """Raise `InputError` unless nodes, edges and row pointers fit each other; checked once."""
         if "_incoming_checked" in self.__dict__ or _capturing(self.device):
             return
         source, destination, rowptr = self._parts("source", "destination", "rowptr")
@@ -204,7 +204,7 @@ class Adjacency:
         self.__dict__["_incoming_checked"] = True
 
     def check_outgoing(self) -> None:
-        """Raise `InputError` unless the order by source and the column pointers fit, too; read once."""
+        """Raise `InputError` unless the order by source and the column pointers fit, too; checked once."""
         if "_outgoing_checked" in self.__dict__ or _capturing(self.device):
             return
         self.check_incoming()
@@ -214,16 +214,16 @@ class Adjacency:
         order = csc.long()
         covered = torch.zeros(len(csc), dtype=torch.bool, device=csc.device).index_fill(0, order, True)
         if not bool(covered.all()) or not torch.equal(row_index(colptr, len(csc)), source[order].long()):
-            raise InputError("`csc` must hold every edge once, that of node j at `colptr[j]:colptr[j + 1]`")
+            raise InputError("`csc` must hold every edge once, those of node j at `colptr[j]:colptr[j + 1]`")
         self.__dict__["_outgoing_checked"] = True
 
     def _parts(self, *names: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Two vectors over edges and one of pointers, in 32 bits where only those exist."""
+        """Return two vectors over edges and one of pointers, 32-bit ones if there are no others."""
         parts = self.__dict__ if "source" in self.__dict__ else self.index32._asdict()
         one, two, pointer = (parts[name] for name in names)
         _check_count(self.num_nodes, "nodes")
         if any(part.dim() != 1 or part.dtype not in INTEGERS for part in (one, two, pointer)):
-            raise InputError("the parts of an adjacency must be vectors of integers")
+            raise InputError(f"{', '.join(names)} of an adjacency must be vectors of integers")
         _check_count(len(one), "edges")
         if len(two) != len(one) or len(pointer) != self.num_nodes + 1:
             raise InputError(
@@ -231,7 +231,7 @@ class Adjacency:
                 f" {self.num_nodes + 1} entries of {names[2]}, got {len(one)}, {len(two)} and {len(pointer)}"
             )
         if not one.device == two.device == pointer.device:
-            raise InputError("the parts of an adjacency must be on one device")
+            raise InputError(f"{', '.join(names)} of an adjacency must be on one device")
         return one, two, pointer
 
     @property
@@ -241,12 +241,12 @@ class Adjacency:
 
     @property
     def num_edges(self) -> int:
-        """E."""
+        """Number of edges, E."""
         return int(self._any_index.shape[0])
 
     @property
     def device(self) -> torch.device:
-        """The device of the indices."""
+        """Device of the indices."""
         return self._any_index.device
 
     @cached_property
@@ -266,7 +266,7 @@ class Adjacency:
         return Index32(*(getattr(self, name).to(torch.int32) for name in Index32._fields))
 
     def to(self, device: torch.device | str) -> Adjacency:
-        """Return the structure on `device` (itself when it is there)."""
+        """Return the adjacency on `device`; the same object if it is there."""
         device = checks.device(device)
         if device == self.device:
             return self
@@ -275,15 +275,15 @@ class Adjacency:
 
 
 class _ActiveRows(NamedTuple):
-    with_grad: int  # only these need gradients; those of the others may be zeros
-    with_edges: int  # the others have no incoming edges
+    with_grad: int  # nodes that need gradients; those of the others may be zeros
+    with_edges: int  # nodes that may have incoming edges; the others have none
 
 
 def set_active_rows(adjacency: Adjacency, with_grad: int, with_edges: int) -> None:
-    """Set once how many of the first nodes need gradients and have edges; copies do not keep it."""
+    """Set how many of the first nodes need gradients and have edges, once; copies do not keep this."""
     cached_on(adjacency, "active rows", lambda: _ActiveRows(with_grad, with_edges))
 
 
 def active_rows(adjacency: Adjacency) -> _ActiveRows:
-    """What `set_active_rows` was called with; all nodes by default."""
+    """Return the numbers set by `set_active_rows`; all nodes by default."""
     return cached_on(adjacency, "active rows", lambda: _ActiveRows(adjacency.num_nodes, adjacency.num_nodes))

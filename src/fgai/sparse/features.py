@@ -26,17 +26,17 @@ from fgai.sparse.valid import (
 )
 from fgai.typed import typed
 
-SPARSE_SHARE, MIN_COLUMNS = 0.1, 64  # most non-zeros and least columns of dense features that are compressed
+SPARSE_SHARE, MIN_COLUMNS = 0.1, 64  # dense features become sparse: largest share of non-zeros, least width
 
 
 class _Pattern:
-    """Holds what kernels derive from the positions of a sparse matrix's entries, whatever their values."""
+    """Key of cached results that depend on the positions of a sparse matrix's entries, not on values."""
 
 
 @typed
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """A matrix in compressed rows, with the compressed columns the backward pass reads.
+    """A matrix in compressed rows (CSR), and its columns (CSC), which the backward pass reads.
 
     Row n holds the entries `indptr[n]:indptr[n + 1]` of `indices`, their columns, and `values` [Z]; `indptr`
     [N + 1] and `indices` [Z] are int64. They are checked once, on first use (see `fgai.sparse.valid`).
@@ -49,12 +49,12 @@ class SparseRows:
 
     @property
     def num_rows(self) -> int:
-        """N."""
+        """Number of rows, N."""
         return int(self.indptr.shape[0]) - 1
 
     @cached_property
     def rows(self) -> Tensor:
-        """[Z] row of each entry."""
+        """[Z] int64: row of each entry."""
         self.check()
         return row_index(self.indptr, len(self.indices))
 
@@ -74,11 +74,11 @@ class SparseRows:
 
     @cached_property
     def pattern(self) -> _Pattern:
-        """One object for all matrices with entries at these positions; results are cached on it."""
+        """Object that `with_values` hands on; results that do not depend on values are cached on it."""
         return _Pattern()
 
     def check(self) -> None:
-        """Raise `InputError` unless pointers, columns and values fit each other; read once for a pattern."""
+        """Raise `InputError` unless pointers, columns and values fit each other; checked once per pattern."""
         if not _capturing(self.indices.device):
             cached_on(self.pattern, "valid entries", self._check)
 
@@ -86,9 +86,9 @@ class SparseRows:
         for name, part in (("indptr", self.indptr), ("indices", self.indices)):
             if part.dim() != 1 or part.dtype not in INTEGERS or part.device != self.values.device:
                 got = f"{part.dtype} {tuple(part.shape)} on {part.device}"
-                raise InputError(f"`{name}` must be a vector of integers beside the values, got {got}")
+                raise InputError(f"`{name}` must be a vector of integers on {self.values.device}, got {got}")
         if not len(self.indptr) or self.values.dim() != 1 or not self.values.is_floating_point():
-            raise InputError("sparse rows need `indptr` [rows + 1] and a vector of floating-point `values`")
+            raise InputError("sparse rows must have `indptr` [N + 1] and floating-point `values` [Z]")
         if len(self.indices) != len(self.values):
             got = f"{len(self.indices)} and {len(self.values)}"
             raise InputError(f"`indices` and `values` must be as long as each other, got {got}")
@@ -99,16 +99,16 @@ class SparseRows:
         return True
 
     def with_values(self, values: Tensor) -> SparseRows:
-        """The same pattern with other values; everything derived from the pattern is shared."""
+        """Return a matrix with the same entries and other values; whatever depends on positions is shared."""
         if values.shape != self.values.shape:
-            raise InputError(f"expected {tuple(self.values.shape)} values, got {tuple(values.shape)}")
+            raise InputError(f"`values` must be {tuple(self.values.shape)}, got {tuple(values.shape)}")
         other = replace(self, values=values)
         for name in ("rows", "columns", "rows32", "pattern"):
             other.__dict__[name] = getattr(self, name)
         return other
 
     def to_dense(self) -> Tensor:
-        """[N, F]."""
+        """Return a dense matrix [N, F]."""
         checks.memory(self.num_rows * self.num_columns, self.values.element_size(), "features")
         out = self.values.new_zeros((self.num_rows, self.num_columns))
         return out.index_put((self.rows, self.indices), self.values, accumulate=True)
@@ -157,22 +157,22 @@ class Features:
 
     @property
     def num_base_rows(self) -> int:
-        """Rows before the appended ones."""
+        """Number of rows of `base`, N."""
         return self.base.num_rows if isinstance(self.base, SparseRows) else int(self.base.shape[0])
 
     @property
     def num_rows(self) -> int:
-        """All rows, the appended ones included."""
+        """Number of all rows, N + M."""
         return self.num_base_rows + (0 if self.appended is None else int(self.appended.shape[0]))
 
     @property
     def num_columns(self) -> int:
-        """F."""
+        """Number of features, F."""
         return self.base.num_columns if isinstance(self.base, SparseRows) else int(self.base.shape[1])
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, columns)."""
+        """(N + M, F)."""
         return self.num_rows, self.num_columns
 
     @property
@@ -206,7 +206,7 @@ class Features:
             check_index(self.rows, self.num_base_rows, "rows")
             self._check_part(self.delta, "delta", len(self.rows))
         elif self.rows is not None or self.delta is not None:
-            raise InputError("`rows` and `delta` belong together: give both or neither")
+            raise InputError("`rows` and `delta` must both be tensors or both be None")
 
     def _check_part(self, part: Tensor, name: str, rows: int) -> None:
         expected = f"{self.dtype} {(rows, self.num_columns)} on {self.device}"
@@ -215,29 +215,29 @@ class Features:
             raise InputError(f"`{name}` must be {expected}, as the features are, got {got}")
 
     def range(self, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Smallest and largest value of each column, [F] each, zeros included.
+        """Return the smallest and the largest value of each column of the base, [F] each, zeros included.
 
-        Over base rows first..last-1 if `rows` is (first, last), else all. Cached until the values change.
+        With `rows` = (first, stop) of the rows first..stop-1 alone. Cached until the values change.
         """
         if self.stored.is_inference():
             return self._range(rows)
         return cached_on(self, ("range", rows, self.stored._version), lambda: self._range(rows))
 
     def _range(self, rows: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
-        first, last = rows or (0, self.num_base_rows)
+        first, stop = rows or (0, self.num_base_rows)
         zeros = self.stored.detach().new_zeros(self.num_columns)
-        if first == last:
+        if first == stop:
             return zeros, zeros.clone()
         if not isinstance(self.base, SparseRows):
-            part = self.base.detach()[first:last]
+            part = self.base.detach()[first:stop]
             return part.amin(0), part.amax(0)
         self.base.check()
-        entries = slice(int(self.base.indptr[first]), int(self.base.indptr[last]))
+        entries = slice(int(self.base.indptr[first]), int(self.base.indptr[stop]))
         columns, values = self.base.indices[entries], self.base.values.detach()[entries]
         low, high = (
             zeros.scatter_reduce(0, columns, values, how, include_self=False) for how in ("amin", "amax")
         )
-        implicit = torch.bincount(columns, minlength=self.num_columns) < last - first
+        implicit = torch.bincount(columns, minlength=self.num_columns) < stop - first
         return torch.where(implicit, low.clamp(max=0), low), torch.where(implicit, high.clamp(min=0), high)
 
     def append(self, rows: Tensor) -> Features:
@@ -250,18 +250,18 @@ class Features:
     def perturb(self, rows: Tensor, delta: Tensor) -> Features:
         """Return features with `delta` [R, F] added to base `rows` [R] (distinct); `delta` gets gradients."""
         if self.rows is not None:
-            raise InputError("these features already carry a delta; perturb the original ones")
+            raise InputError("these features already have a `delta`; perturb the original ones")
         return replace(self, rows=rows, delta=delta)
 
     def to_dense(self) -> Tensor:
-        """[N + M, F], differentiable in `appended` and `delta`."""
+        """Return a dense matrix [N + M, F], differentiable in `appended` and `delta`."""
         out = self.base.to_dense() if isinstance(self.base, SparseRows) else self.base
         if self.rows is not None and self.delta is not None:
             out = out.index_add(0, self.rows, self.delta)
         return out if self.appended is None else torch.cat([out, self.appended])
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each row, [N] each, zeros included; differentiable in the dense parts."""
+        """Return mean and variance of each row, [N + M] each; differentiable in the dense parts."""
         width = self.num_columns
         if isinstance(self.base, SparseRows):
             zeros = self.stored.new_zeros(self.num_base_rows)
@@ -280,7 +280,7 @@ class Features:
         return mean, variance
 
     def select(self, rows: Tensor) -> Tensor:
-        """Some rows [R] of the base as a dense matrix [R, F], without their deltas."""
+        """Return the base rows `rows` [R] as a dense matrix [R, F], without deltas; see also `take`."""
         if not isinstance(self.base, SparseRows):
             return self.base[rows]
         entry, row = row_entries(self.base.indptr, rows)
@@ -288,7 +288,7 @@ class Features:
         return out.index_put((row, self.base.indices[entry]), self.stored[entry], accumulate=True)
 
     def take(self, rows: Tensor) -> Features:
-        """Return the features of some rows [R], in increasing order, without deltas; sparse ones stay so."""
+        """Return `Features` of `rows` [R], which increase, without deltas; a sparse base stays sparse."""
         base, old = self.base, rows[rows < self.num_base_rows]
         appended = None if self.appended is None else self.appended[rows[len(old) :] - self.num_base_rows]
         if not isinstance(base, SparseRows):
@@ -298,7 +298,7 @@ class Features:
         return Features(SparseRows(*parts, self.num_columns), appended)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Features:
-        """Apply `function` to the stored values; it is not called for zeros of sparse rows."""
+        """Apply `function` to the values of all parts, the delta included; not to zeros of a sparse base."""
         base = self.base
         mapped = base.with_values(function(base.values)) if isinstance(base, SparseRows) else function(base)
         appended, delta = (None if t is None else function(t) for t in (self.appended, self.delta))
@@ -313,7 +313,7 @@ class Features:
 
 
 def as_features(value: Any) -> Features | None:
-    """Wrap a tensor, dense or sparse, a scipy sparse matrix or `Features`; None stays None."""
+    """Return `Features` of a tensor, dense or sparse, a NumPy array or a scipy matrix; None stays None."""
     if value is None or isinstance(value, Features):
         return value
     if isinstance(value, Tensor):
@@ -327,7 +327,8 @@ def as_features(value: Any) -> Features | None:
         return _from_scipy(value)
     if isinstance(value, np.ndarray):
         return Features.dense(torch.from_numpy(np.asarray(value, dtype=np.float32)))
-    raise InputError(f"`features` must be a tensor, a scipy sparse matrix or `Features`, got {type(value)}")
+    got = type(value).__name__
+    raise InputError(f"`features` must be a tensor, a scipy sparse matrix or `Features`, got {got}")
 
 
 def _from_sparse(x: Tensor) -> Features:

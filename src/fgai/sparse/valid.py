@@ -1,4 +1,4 @@
-"""Checks that indices point where kernels may read: when first seen, and pointers again after changes."""
+"""Checks that indices and pointers stay in bounds, once per tensor and again after it was changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POINTERS = "valid pointers"
 
 
 def check_index(index: Tensor, count: int, name: str) -> None:
-    """Raise unless every entry of the integers `index` is in 0..count-1; read once for a tensor."""
+    """Raise `InputError` unless every integer of `index` is in 0..count-1; a tensor is read once."""
     if _capturing(index.device):
         return
     low, high = _read_once(index, "valid index", _min_max)
@@ -29,17 +29,17 @@ def check_index(index: Tensor, count: int, name: str) -> None:
 
 
 def check_pointers(pointers: Tensor, count: int | None, name: str, entries: str = "entries") -> None:
-    """Raise unless the integers `pointers` rise from 0 to `count`, if given; read once for a tensor."""
+    """Raise `InputError` unless `pointers` rise from 0 to `count`, unless None; a tensor is read once."""
     if _capturing(pointers.device):
         return
-    first, last, rising = _read_once(pointers, _POINTERS, _steps)
+    first, last, rising = _read_once(pointers, _POINTERS, _first_last_rising)
     if first != 0 or not rising:
         raise InputError(f"`{name}` must begin at 0 and never fall, since row i is `{name}[i]:{name}[i + 1]`")
     if count not in (None, last):
         raise InputError(f"`{name}` ends at {last}, but there are {count} {entries}")
 
 
-def _trust_pointers(pointers: Tensor, count: int) -> None:
+def _mark_as_valid(pointers: Tensor, count: int) -> None:
     _read_once(pointers, _POINTERS, lambda _: (0, count, True))
 
 
@@ -49,13 +49,13 @@ def _check_count(count: int, what: str) -> None:
 
 
 def row_index(pointers: Tensor, count: int) -> Tensor:
-    """The row of each of `count` entries, for pointers that were checked."""
-    steps = torch.arange(len(pointers) - 1, device=pointers.device)
-    return torch.repeat_interleave(steps, pointers.diff(), output_size=count)
+    """Return the row of each of `count` entries; `pointers` must be valid."""
+    rows = torch.arange(len(pointers) - 1, device=pointers.device)
+    return torch.repeat_interleave(rows, pointers.diff(), output_size=count)
 
 
 def row_entries(pointers: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the entries of some `rows`, row after row, and for each its place in `rows`."""
+    """Return the positions of the entries of `rows`, row by row, and for each entry its index in `rows`."""
     first, count = pointers[rows], pointers[rows + 1] - pointers[rows]
     place = torch.repeat_interleave(count)
     return torch.arange(len(place), device=rows.device) + (first - count.cumsum(0) + count)[place], place
@@ -65,12 +65,12 @@ def _min_max(index: Tensor) -> tuple[int, int]:
     return (int(index.min()), int(index.max())) if index.numel() else (0, -1)
 
 
-def _steps(pointers: Tensor) -> tuple[int, int, bool]:
+def _first_last_rising(pointers: Tensor) -> tuple[int, int, bool]:
     return int(pointers[0]), int(pointers[-1]), bool((pointers[1:] >= pointers[:-1]).all())
 
 
 def _read_once(tensor: Tensor, key: str, read: Callable[[Tensor], T]) -> T:
-    """The result of `read` on the tensor; computed again when the tensor was changed in place."""
+    """Return `read(tensor)`, computed again only after the tensor was changed in place."""
     if tensor.is_inference():  # such tensors have no `_version`
         return read(tensor)
     cache = _RESULTS.setdefault(tensor, {})

@@ -1,4 +1,4 @@
-"""Training of models: vanilla, layer norm, limits, adversarial and faithful."""
+"""Training: `train`, `make_faithful`, `harden`, `limit`; loss terms; and models saved in files."""
 
 from fgai.training.faithful import FaithfulRecipe, make_faithful
 from fgai.training.hardening import AdversarialRecipe, harden

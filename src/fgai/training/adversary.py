@@ -22,14 +22,14 @@ from fgai.tasks import task_of
 
 
 class InjectionAdversary:
-    """New nodes with new endpoints every epoch; their features are kept from epoch to epoch.
+    """Injected nodes with new endpoints every epoch, and features that are kept from epoch to epoch.
 
-    Features ascend in place, along the gradient of the training step's own backward pass: `ascend_and_inject`
-    takes the step that is due and returns a graph, and the caller back-propagates a loss to be raised.
+    `ascend_and_inject` changes the features in place, along the gradient of the last backward pass, and
+    returns a graph with the nodes. The caller computes the loss to increase on it, and back-propagates it.
 
-    If the first layer has limits, every second node moves a point of the unit box, which stands for its
-    values in that layer. Endpoints are drawn from the budget's `targets`. `feature_range` is the smallest and
-    largest value of each feature, by default on the graph, which is prepared for the model.
+    If the first layer has limits, every second node has a point of the unit box instead of features: its
+    values in that layer, see `Graph.entry_values`. Endpoints are drawn from the budget's `targets`.
+    `feature_range` is the smallest and largest value of each feature, by default those on the graph.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class InjectionAdversary:
         edges = min(budget.edges, smallest_pool(graph, self.endpoint_pool.to(graph.device)))
         self.budget = replace(budget, edges=edges)
         self.features = low.new_zeros(0, graph.num_features)
-        self.points: dict[Limits, Tensor] = {}  # of the unit box, [M, ...] for each limits
+        self.points: dict[Limits, Tensor] = {}  # points of the unit box, [M, ...]
         self.moves_points = torch.zeros(0, dtype=torch.bool)  # [M] nodes that move points
 
     @cached_property
     def box(self) -> Box:
-        """Of the new nodes' features."""
+        """Box of the new nodes' features."""
         return self.budget.box_in(*self.feature_range)
 
     @cached_property
@@ -65,7 +65,7 @@ class InjectionAdversary:
         return [self.features, *self.points.values()]
 
     def check_box(self) -> None:
-        """Raise if the data gives no box; warn if the user's box leaves out values of the data."""
+        """Raise an error if the data has no box; warn if the user's box excludes values of the data."""
         _ = self.box
         warn_if_narrow(self.budget.box, *self.feature_range)
 
@@ -81,7 +81,7 @@ class InjectionAdversary:
             self.points[limits] = uniform.to(features).requires_grad_()
 
     def using_points(self, subset: Tensor | None = None) -> AbstractContextManager[None]:
-        """A block in which nodes that move points have their values; for `subset` see `ascend_and_inject`."""
+        """Context in which points replace the values of their nodes; for `subset` see `ascend_and_inject`."""
         if not self.points:
             return nullcontext()
         if subset is None:
@@ -98,9 +98,9 @@ class InjectionAdversary:
     def ascend_and_inject(
         self, graph: Graph, endpoints: Tensor, subset: Tensor | None = None
     ) -> tuple[Graph, EdgeMap]:
-        """Take the ascent step that is due; return a graph or batch with new nodes at `endpoints` [m, e].
+        """Call `ascend`, then return a graph or batch with the adversary's nodes at `endpoints` [m, e].
 
-        Those of `subset` [m] join, by default all; if endpoints are fewer, the last are dropped for good.
+        `subset` [m] are the nodes that join. By default all do; if m is smaller, the last are then removed.
         """
         self.ascend()
         if subset is not None:
@@ -116,7 +116,7 @@ class InjectionAdversary:
 
     @torch.no_grad()
     def ascend(self) -> None:
-        """Take one step along the sign of the gradient, if there is one, and reset the gradient."""
+        """Take one step along the sign of the gradient, if there is one, and set the gradient to zero."""
         point_step = self.features.new_full((), self.budget.step_size)  # filled on the device, for capture
         sizes = [(self.step_size, *self.box), *((point_step, 0.0, 1.0) for _ in self.points)]
         for values, (size, low, high) in zip(self._variables, sizes, strict=True):
@@ -125,7 +125,7 @@ class InjectionAdversary:
                 values.grad.zero_()
 
     def sum_gradients(self) -> None:
-        """Add the gradients of all processes; all of them call this before they ascend."""
+        """Add up the gradients of all processes; every process must call it before it ascends."""
         processes = current()
         if not processes.is_distributed:
             return
@@ -164,7 +164,7 @@ class InjectionAdversary:
         return ["features", *(f"points.{index}" for index in range(len(self.points)))]
 
     def state(self) -> dict[str, Tensor]:
-        """Return features and points, after the step that is due."""
+        """Call `ascend`, then return features and points."""
         self.ascend()
         return {name: v.detach().clone() for name, v in zip(self._names, self._variables, strict=True)}
 

@@ -26,7 +26,7 @@ class _EpochTerms(NamedTuple):
 
 
 def can_capture(recipe: Recipe, model: nn.Module) -> bool:
-    """Whether the steps can be captured: on a GPU, where both recipe and model declare it."""
+    """Whether steps can be captured: the model is on a GPU, and recipe and model both declare it."""
     first, own = next(model.parameters(), None), graph_model(model)
     declared = vars(type(recipe)).get("capturable", False) and own is not None and own.can_capture
     return first is not None and first.is_cuda and bool(declared)
@@ -40,7 +40,7 @@ def _sum_by_name(names: list[str], numbers: list[float]) -> dict[str, float]:
 
 
 def _mean_by_name(steps: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
-    """Average the terms of steps by their weights, each over the steps that have it; one step as it is."""
+    """Return the weighted mean of each term over the steps that have it; a single step is unchanged."""
     if len(steps) == 1:
         return steps[0][1]
     sums: dict[str, float] = {}
@@ -75,8 +75,8 @@ class _CapturedSteps:
         self.recipe, self.model, self.update, self.seed = recipe, model, update, seed
         self.device = next(model.parameters()).device
         self.pool = torch.cuda.graph_pool_handle()
-        self.graphs: dict[str, Replay[Any]] = {}
-        self.runs: dict[str, int] = {}
+        self.replays: dict[str, Replay[Any]] = {}
+        self.num_runs: dict[str, int] = {}
         self.inputs: dict[str, Draws] = {}
         self.pinned: dict[str, dict[str, Tensor]] = {}  # page-locked memory, from which copies do not wait
         self.terms = torch.zeros(MAX_UNREAD, 0, device=self.device, dtype=torch.float64)  # a row per epoch
@@ -84,7 +84,7 @@ class _CapturedSteps:
         self.started, self.failed = 0.0, False
 
     def step(self, epoch: int) -> bool:
-        """Launch one epoch; False when it cannot be captured and was not run."""
+        """Start one epoch on the GPU; return False, without running it, if it cannot be captured."""
         if self.failed or (draws := self.recipe.draw(epoch)) is None:
             return False
         if not self.unread:
@@ -137,17 +137,17 @@ class _CapturedSteps:
         return self.inputs[draws.kind]
 
     def _run(self, name: str, work: Callable[[], Any], warm_up: int) -> Any:
-        """Run a function `warm_up` times as it is, then capture it and replay the capture."""
-        if name in self.graphs:
-            return self.graphs[name]()
-        self.runs[name] = self.runs.get(name, 0) + 1
-        if self.runs[name] <= warm_up or self.failed:
+        """Call `work` directly the first `warm_up` times, then capture it once and replay the capture."""
+        if name in self.replays:
+            return self.replays[name]()
+        self.num_runs[name] = self.num_runs.get(name, 0) + 1
+        if self.num_runs[name] <= warm_up or self.failed:
             return work()
         try:
-            self.graphs[name] = Replay(work, self.device, self.pool)
+            self.replays[name] = Replay(work, self.device, self.pool)
         except RuntimeError as error:
             self.failed = True
             text = f"a training step could not be captured ({error}); it runs kernel by kernel"
             warn(FgaiWarning(f"{text}, which is slower"))
             return work()
-        return self.graphs[name]()
+        return self.replays[name]()

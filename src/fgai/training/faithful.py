@@ -33,7 +33,7 @@ from fgai.training.fine_tuning import _fine_tune, _open_source
 from fgai.training.limiting import _range_pass, set_ranges
 from fgai.training.loop import SCORE_STEPS
 from fgai.training.recipes import Draws, Recipe, epoch_generator
-from fgai.training.settings import FaithfulSettings, _resolve
+from fgai.training.settings import FaithfulSettings, _resolve_settings
 from fgai.training.terms import (
     Reach,
     StepContext,
@@ -48,7 +48,7 @@ from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
 RAMP = 0.5  # share of the epochs in which attacked terms rise to their weight
-STREAM = 0x5DEECE66D  # random stream of these draws, which change neither dropout nor evaluations
+STREAM = 0x5DEECE66D  # separate random stream: these draws change neither dropout nor evaluations
 
 
 @typed
@@ -70,7 +70,7 @@ def make_faithful(
     epoch_size: int | None = None,
     **overrides: Any,
 ) -> M:
-    """Return a faithful version of a trained attention model; the given one is untouched.
+    """Return a faithful copy of a trained attention model, which itself does not change.
 
     A copy of the model gets limits (see `fgai.limit`) and is fine-tuned with the loss terms of
     `fgai.training.terms`; the weights of the best validation epoch are kept. Labels are not used.
@@ -112,7 +112,7 @@ def make_faithful(
     """
     (model,) = originals(model)
     with show_progress(progress), _open_source(data, seed, batch_size, fan_out, epoch_size) as source:
-        settings = _resolve(FaithfulSettings, settings, overrides, model, source.node_graph)
+        settings = _resolve_settings(FaithfulSettings, settings, overrides, model, source.node_graph)
         if settings.limits and not can_be_limited(model):
             text = "has a layer that cannot be limited, so it is trained without limits; add some with"
             warn(FgaiWarning(f"{model_name(model)} {text} `fgai.attention.register_limits`"))
@@ -141,8 +141,8 @@ def make_faithful(
         )
 
 
-class InjectedNodes(NamedTuple):
-    """Nodes of an adversary, see `ascend_and_inject`, and the shares of the graph that they can change."""
+class StepAttack(NamedTuple):
+    """The attack of one training step: arguments of `ascend_and_inject`, and what it can change."""
 
     adversary: InjectionAdversary
     endpoints: Tensor
@@ -165,23 +165,23 @@ class FaithfulLoss:
     sets_ranges: bool = True
 
     def losses(
-        self, model: nn.Module, on: str, attacks: Sequence[InjectedNodes], ramp: Tensor
+        self, model: nn.Module, graphs: str, attacks: Sequence[StepAttack], ramp: Tensor
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield the clean terms, then the attacked terms, which get the clean outputs detached.
+        """Yield the clean terms, then the attacked terms, which see the clean outputs without gradients.
 
-        `on` names the graphs: `clean`, `attacked` or `both`. There is an attack for each ascent step; the
-        terms are computed under the last. Dropout is off and batch norms keep the vanilla statistics.
+        `graphs` is `clean`, `attacked` or `both`. There is an attack for each ascent step; the last one's
+        terms train the model. Dropout is off and batch norms keep the vanilla statistics.
         """
         model.eval()
         reference = self.vanilla_context(model)
-        if on != "attacked":
+        if graphs != "attacked":
             reference = replace(self.clean_context(model, sampled=True), ramp=ramp)
             yield self.terms.loss(self.terms.select("clean"), reference)
             for term in self.terms.select("clean", own_pass=True):
                 yield self.terms.loss([term], reference)
             layers = tuple(layer.detach() for layer in reference.layers)
             reference = replace(reference, logits=reference.logits.detach(), layers=layers)
-        if on == "clean":
+        if graphs == "clean":
             return
         *earlier, last = attacks
         for attack in earlier:
@@ -190,16 +190,16 @@ class FaithfulLoss:
         yield {**values, "total": values["total"] * ramp}
 
     def collect_gradient(
-        self, model: nn.Module, attack: InjectedNodes, reference: StepContext | None = None
+        self, model: nn.Module, attack: StepAttack, reference: StepContext | None = None
     ) -> None:
-        """Give an adversary a gradient against the model; the reference is the vanilla model by default."""
+        """Add the gradient of the attacked terms to the adversary; the reference is vanilla by default."""
         with evaluating(model, freeze=True):
             total = self.attacked_terms(model, attack, reference or self.vanilla_context(model))["total"]
             total.backward()  # type: ignore[no-untyped-call]
         attack.adversary.sum_gradients()
 
-    def score(self, model: nn.Module, attack: InjectedNodes | None) -> Tensor:
-        """Return minus the total under an attack that starts anew; nothing waits for the device."""
+    def score(self, model: nn.Module, attack: StepAttack | None) -> Tensor:
+        """Return minus the total under an attack that starts again; does not wait for the device."""
         with evaluating(model, freeze=True):
             with torch.no_grad():
                 clean = self.clean_context(model)
@@ -233,7 +233,7 @@ class FaithfulLoss:
         return StepContext(model, self.graph, outputs, self.settings, outputs.logits, outputs.layers)
 
     def attacked_terms(
-        self, model: nn.Module, attack: InjectedNodes, reference: StepContext
+        self, model: nn.Module, attack: StepAttack, reference: StepContext
     ) -> dict[str, Tensor]:
         """Return the attacked terms and their total."""
         graph, edge_map = attack.adversary.ascend_and_inject(self.graph, attack.endpoints, attack.subset)
@@ -259,7 +259,7 @@ class FaithfulLoss:
 
 @typed
 class FaithfulBase(Recipe):
-    """Adversary and schedule of faithful training; `feature_range` is needed if `graph` holds no features."""
+    """Base of faithful training on whole graphs and in mini-batches; see also `InjectionAdversary`."""
 
     name = "fgai"
 
@@ -293,7 +293,7 @@ class FaithfulBase(Recipe):
             self.adversary.load_state(state)
 
     def _schedule(self, step: int, steps_per_epoch: int = 1) -> tuple[str, float]:
-        """Return the graphs of a step, which take turns after a first step on both, and the ramp."""
+        """Return the graphs of a step, first both and then in turn, and the factor of the attacked terms."""
         ramp = min(1.0, (step + 1) / max(1.0, RAMP * self.settings.epochs * steps_per_epoch))
         if not self.injects:
             return "clean", ramp
@@ -311,9 +311,9 @@ class FaithfulRecipe(FaithfulBase):
     capturable = True
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Compute the vanilla outputs, and let the adversary take some steps before the first epoch."""
+        """Compute the vanilla outputs; the adversary then takes some steps before the first epoch."""
         self.seed = seed
-        self.validation: InjectedNodes | None = None
+        self.validation: StepAttack | None = None
         with evaluating(self.vanilla, freeze=True):
             outputs = VanillaOutputs.of(self.vanilla, self.graph)
         self.loss = FaithfulLoss(self.graph, outputs, self.settings, self.terms)
@@ -331,9 +331,9 @@ class FaithfulRecipe(FaithfulBase):
         reach = self.reach
         if graph.batch is not None:  # this attack joins the validation graphs alone
             reach = outputs.reach(graph, validation.ascend_and_inject(graph, endpoints)[0])
-        self.validation = InjectedNodes(validation, endpoints, reach)
+        self.validation = StepAttack(validation, endpoints, reach)
         for _ in range(SCORE_STEPS):
-            attack = InjectedNodes(adversary, self._endpoints(generator), self.reach)
+            attack = StepAttack(adversary, self._endpoints(generator), self.reach)
             self.loss.collect_gradient(model, attack)
 
     def _endpoints(self, generator: torch.Generator) -> Tensor:
@@ -344,7 +344,7 @@ class FaithfulRecipe(FaithfulBase):
         return self.losses_from(model, self._draw(epoch).to(self.graph.device))
 
     def draw(self, epoch: int) -> Draws | None:
-        """Return the endpoints of every ascent step and the ramp; the kind names the graphs."""
+        """Return the endpoints of every ascent step and the ramp; `kind` says on which graphs."""
         return self._draw(epoch) if task_of(self.graph).fixed_graph else None
 
     def _draw(self, epoch: int) -> Draws:
@@ -359,7 +359,7 @@ class FaithfulRecipe(FaithfulBase):
     def losses_from(self, model: nn.Module, draws: Draws) -> Iterator[dict[str, Tensor]]:
         """Yield the same as `losses`, from draws on the device."""
         endpoints = draws.tensors.get("endpoints", ())
-        attacks = [InjectedNodes(self.adversary, each, self.reach) for each in endpoints]
+        attacks = [StepAttack(self.adversary, each, self.reach) for each in endpoints]
         return self.loss.losses(model, draws.kind, attacks, draws.tensors["ramp"])
 
     def score_tensor(self, model: nn.Module) -> Tensor:

@@ -1,4 +1,4 @@
-"""The graph that a training reads, and fine-tuning of a trained model with limits."""
+"""What a training reads, a graph or mini-batches; and fine-tuning with limits and one retry."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SEED_STEP = 7_001  # difference between the seeds of two attempts
 
 
 class _WholeGraph:
-    """A graph in memory, trained on as one batch.
+    """A source of training data: a graph in memory, trained on as one batch.
 
     The source of mini-batches in `fgai.large` has the same methods, and `vanilla()`, `faithful(model,
-    settings, terms)` and `harden(model, settings)`, which return recipes. Its `node_graph` has no edges and
-    features.
+    settings, terms)` and `harden(model, settings)`, which return recipes. Its `node_graph` has no edges
+    and all-zero features.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -63,7 +63,7 @@ class _WholeGraph:
 def _open_source(
     data: Any, seed: int, batch_size: int | None, fan_out: Any, epoch_size: int | None = None
 ) -> AbstractContextManager[Any]:
-    """The source of a training; the seed is of neighbours drawn, and of the split of a stored graph."""
+    """Return the source of a training; `seed` draws neighbours, and the split of a stored graph."""
     if batch_size is not None:
         stored: AbstractContextManager[Any] = import_module("fgai.large.training").stored_source(data, seed)
         return stored
@@ -88,7 +88,7 @@ def _fine_tune(
     checkpoint: Path | str | None,
     **options: Any,
 ) -> M:
-    """Train a copy of a model, see `retry`; `identity` is for the fingerprint, `options` are for `fit`."""
+    """Train a copy of a model, see `retry`; `identity` enters the fingerprint, `options` go to `fit`."""
 
     def attempt(settings: S, count: int) -> M:
         recipe, trained = recipe_for(settings), copy_model(model)
@@ -96,13 +96,13 @@ def _fine_tune(
         folder, run = checkpoint, recipe.name
         if count > 1:
             folder, run = checkpoint and Path(checkpoint) / f"attempt-{count}", f"{run}-{count}"
-        own_identity = recipe.name, settings, *identity, own_seed
-        source.check_processes(model, *own_identity)
-        fingerprint = source.fingerprint(model, *own_identity, weights=True) if checkpoint else ""
+        full_identity = recipe.name, settings, *identity, own_seed
+        source.check_processes(model, *full_identity)
+        fingerprint = source.fingerprint(model, *full_identity, weights=True) if checkpoint else ""
         if settings.limits:
             add_limits(trained)
-        own_options: dict[str, Any] = {"checkpoint": folder, "run": run, "fingerprint": fingerprint}
-        history = fit(trained, recipe, settings.train_config, seed=own_seed, **own_options, **options)
+        checkpoint_options: dict[str, Any] = {"checkpoint": folder, "run": run, "fingerprint": fingerprint}
+        history = fit(trained, recipe, settings.train_config, seed=own_seed, **checkpoint_options, **options)
         if settings.limits:
             source.set_ranges(trained, *settings.shares)
         set_history(trained, history)

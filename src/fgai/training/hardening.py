@@ -21,11 +21,11 @@ from fgai.training.fine_tuning import _fine_tune, _open_source
 from fgai.training.limiting import _range_pass, set_ranges
 from fgai.training.loop import SCORE_STEPS
 from fgai.training.recipes import Draws, VanillaRecipe, epoch_generator
-from fgai.training.settings import HardenSettings, _resolve
+from fgai.training.settings import HardenSettings, _resolve_settings
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
-STREAM = 0x2545F4914  # random stream of these draws, which change neither dropout nor evaluations
+STREAM = 0x2545F4914  # separate random stream: these draws change neither dropout nor evaluations
 
 
 @typed
@@ -121,12 +121,12 @@ def harden(
     fan_out: int | Sequence[int] | None = None,
     **overrides: Any,
 ) -> M:
-    """Return a version of a trained model with stable predictions; the given one is untouched.
+    """Return a copy of a trained model with stable predictions; the model itself does not change.
 
     A copy of the model gets limits (see `fgai.limit`) and is fine-tuned by cross-entropy on the clean graph
     and on one with injected nodes, see `HardenSettings`. It needs labels and masks, and does not keep
-    explanations: for those use `make_faithful`, whose arguments it has. The check is of predictions. With
-    `batch_size` an epoch is a pass over the training nodes, which alone injected nodes join.
+    explanations: for those use `make_faithful`, which describes the arguments. The check is of predictions.
+    With `batch_size` an epoch is a pass over the training nodes, and injected nodes join these alone.
 
     Raises:
         InputError: an unknown setting, a value that is not allowed, or no labels in `train_mask`.
@@ -141,7 +141,7 @@ def harden(
     """
     (model,) = originals(model)
     with show_progress(progress), _open_source(data, seed, batch_size, fan_out) as source:
-        settings = _resolve(HardenSettings, settings, overrides, model, source.node_graph)
+        settings = _resolve_settings(HardenSettings, settings, overrides, model, source.node_graph)
         source.prepare(model, batch_size, fan_out)
 
         def recipe(settings: HardenSettings) -> Any:

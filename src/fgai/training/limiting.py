@@ -33,7 +33,7 @@ from fgai.training.settings import _check_shares
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
-CLIP_SHARES = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)  # that `clip_share="auto"` tries
+CLIP_SHARES = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)  # tried by `clip_share="auto"`
 ALLOWED_LOSS = 0.002  # accuracy on validation rows that `clip_share="auto"` may cost
 
 
@@ -44,7 +44,7 @@ class ClipCount:
 
     count: int
     total: int
-    reference_share: float = 0.0  # clipped on the graph the limits were measured on
+    reference_share: float = 0.0  # share clipped on the graph that the limits were measured on
 
     @property
     def share(self) -> float:
@@ -62,8 +62,8 @@ def limit(
     The values and both sides of the score are limited to those on the graph: each channel to a range, each
     vector to a largest norm. An injected node then contributes no more than an ordinary node could. With the
     defaults the model keeps about .77 to .96 of its top 5 neighbours and .2 to .8 of its sharpness;
-    `make_faithful` restores them. With `clip_share=0, shrink=0` nothing changes on that graph, and an attack
-    is limited less. The copy is in eval mode; `count_clipped(model, data)` counts the values it clips.
+    `make_faithful` restores them. With `clip_share=0, shrink=0` the model is unchanged on that graph, and
+    attacks are limited less. The copy is in eval mode; `count_clipped(model, data)` counts what it clips.
 
     Args:
         model: trained; fgai's, or any PyG model built from GATConv, GATv2Conv, TransformerConv or
@@ -103,7 +103,7 @@ def limit(
         if not rows.numel():
             raise InputError("`nodes` is empty: there is nothing to take ranges from")
     if isinstance(clip_share, str):
-        clip_share = _largest_share(limited, graph, shrink, rows)
+        clip_share = _largest_clip_share(limited, graph, shrink, rows)
     set_ranges(limited, graph, clip_share, shrink, rows)
     if not all(bool(end.isfinite().all()) for each in limits_of(limited) for end in (each.low, each.high)):
         raise InputError("the model's values on this graph are not finite, so they have no range")
@@ -113,7 +113,7 @@ def limit(
 def _range_pass(
     model: nn.Module, clip_share: float, shrink: float, nodes: Tensor | None = None, *, sampled: bool = False
 ) -> AbstractContextManager[Any]:
-    """A block in which forward passes set the ranges of limits; `sampled` estimates them from some nodes."""
+    """Context in which forward passes set the ranges of limits; `sampled` estimates them from some nodes."""
     if not limits_of(model):
         return nullcontext()
     return measuring(model, clip_share, nodes, shrink=shrink, sampled=sampled)
@@ -139,7 +139,7 @@ def count_clipped(model: nn.Module, data: Any) -> ClipCount:
     return ClipCount(count[0], count[1], clipped_share(model))
 
 
-def _largest_share(model: nn.Module, graph: Graph, shrink: float, nodes: Tensor | None) -> float:
+def _largest_clip_share(model: nn.Module, graph: Graph, shrink: float, nodes: Tensor | None) -> float:
     rows, labels = labelled_rows(graph, "val_mask")
 
     def accuracy(share: float) -> float:

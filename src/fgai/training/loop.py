@@ -54,10 +54,9 @@ def fit(
 ) -> History:
     """Train `model` in place and leave the best weights in it; see `fgai.train`.
 
-    A training is saved in the folder `checkpoint` and resumes from it; one with another `fingerprint` is
-    refused. Ctrl-C then takes effect at the end of the epoch, after a save. `run` names the training for the
-    tracker. With several processes each trains on its own mini-batches, and the first alone writes and
-    prints.
+    With a folder `checkpoint` the training is saved there and resumes from there, if `fingerprint` is that of
+    the saved one; Ctrl-C takes effect at the end of the epoch, after a save. `run` names the training for the
+    tracker. With several processes each trains on its own mini-batches, and the first alone writes files.
 
     Raises:
         DivergenceError: a term is not finite; the model then has the best weights so far.
@@ -85,7 +84,7 @@ def fit(
         if folder is not None and processes.is_main:
             state.save(folder, fingerprint)
 
-    tracker.on_start(run, _rows(history, range(first)))
+    tracker.on_start(run, _tracker_rows(history, range(first)))
     with (
         show_progress(progress if processes.is_main else False),
         stage(recipe.name, config.epochs, done=first) as bar,
@@ -113,7 +112,8 @@ def fit(
             if saves:
                 save()
             with _saving_on_error(save):
-                for terms, row in zip(epochs, _rows(history, [each.epoch for each in epochs]), strict=True):
+                rows = _tracker_rows(history, [each.epoch for each in epochs])
+                for terms, row in zip(epochs, rows, strict=True):
                     bar.advance(note=_note(terms.values, state.best_score))
                     tracker.on_epoch(run, terms.epoch, row)
             if stops or processes.any(interrupted()):
@@ -138,8 +138,8 @@ def _optimizer(model: nn.Module, recipe: Recipe, config: TrainConfig) -> torch.o
     return torch.optim.Adam(parameters, lr=lr, weight_decay=config.weight_decay, fused=True, capturable=True)
 
 
-def _rows(history: History, epochs: Sequence[int]) -> list[dict[str, float]]:
-    """Return a row per epoch for the tracker: the terms of the last epochs, and `score` if there is one."""
+def _tracker_rows(history: History, epochs: Sequence[int]) -> list[dict[str, float]]:
+    """Return what the tracker gets for each of these last epochs: the terms, and `score` if there is one."""
     scores = dict(history.scores[-len(epochs) :])
     return [
         {**history.terms[epoch], **({"score": scores[epoch]} if epoch in scores else {})} for epoch in epochs
@@ -164,7 +164,7 @@ def _check_finite(terms: _EpochTerms, state: _TrainingState) -> None:
 
 @contextmanager
 def _saving_on_error(save: Callable[[], None]) -> Iterator[None]:
-    """Save the training after an error, so that a tracker that raises costs no epoch."""
+    """Save the training if the block raises, so that no epoch is lost to an error in a tracker."""
     try:
         yield
     except BaseException:
@@ -174,7 +174,7 @@ def _saving_on_error(save: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _delayed_interrupt(delay: bool = True) -> Iterator[Callable[[], bool]]:
-    """Yield a function: was Ctrl-C pressed? A second one interrupts at once, as all do with `delay=False`."""
+    """Yield a function that tells whether Ctrl-C was pressed. A second one interrupts at once."""
     pressed = threading.Event()
     if not delay or threading.current_thread() is not threading.main_thread():
         yield pressed.is_set
@@ -212,7 +212,7 @@ class _Steps:
             self.captured = None
 
     def run(self, epoch: int) -> bool:
-        """Train one epoch, or launch it; return whether the terms must be read now."""
+        """Train one epoch, or start it on the GPU; return whether `read` must be called now."""
         rate = self.config.lr * (1 - self.config.decay * epoch / self.config.epochs)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
@@ -228,7 +228,7 @@ class _Steps:
 
     def _run_steps(self, epoch: int) -> list[tuple[int, dict[str, float]]]:
         steps: list[tuple[int, dict[str, float]]] = []
-        own_seed = epoch_seed(self.seed, epoch) + self.processes.rank  # or all would drop the same units
+        own_seed = epoch_seed(self.seed, epoch) + self.processes.rank  # so that dropout differs
         batches = stage(f"epoch {epoch + 1}", self.recipe.steps_per_epoch)
         with (
             seeded(own_seed, self.device),

@@ -55,7 +55,7 @@ EXPERIMENTS = {
 
 @typed
 def check_method(method: str, name: str = "method") -> str:
-    """Return the name of a method of `train_method`; `InputError` for another name or an experiment."""
+    """Return `method` if `train_method` knows it; `InputError` for another name or an experiment."""
     if method in EXPERIMENTS:
         raise InputError(
             f"`{name}` {method!r} is an experiment, not a method of the package: run it in a checkout of fgai"
@@ -75,7 +75,7 @@ def untrained_model(model: str, graph: Graph, *, seed: int = 0, **arguments: Any
 
 @typed
 def setting_names(method: str, model: str) -> list[str]:
-    """Return the names of the settings that a method takes: of the training and of the model's class."""
+    """Return the names of a method's settings; with those of a new model's class, if it makes one."""
     check_method(method)
     if method == "limits":  # nothing is trained
         return ["clip_share", "shrink"]
@@ -202,8 +202,8 @@ def train_method(
 
     `vanilla` is `fgai.train`, `ln` the same with layer norm, `limits` is `fgai.limit`, `harden` is
     `fgai.harden`, `at` is `harden` without limits, `fgai` is `fgai.make_faithful`, and `fgai-certified`
-    trains towards certificates against injection: each gives the same weights as that call. All but the first
-    two start from the model `vanilla`, which is trained here if it is None. `settings` holds settings of the
+    trains towards certificates against injection. Each gives the same weights as that call. All but the first
+    two start from the model `vanilla`; if it is None, it is trained first. `settings` holds settings of the
     training and arguments of the model by name; the other arguments are those of `make_faithful`.
 
     Raises:
@@ -213,21 +213,21 @@ def train_method(
     check_method(method)
     model = one_of(model, "model", tuple(MODELS), any_case=True)
     if batch_size is not None and method == "limits":
-        raise InputError("`batch_size` needs a method that trains; limits reads the whole graph")
+        raise InputError("`batch_size` is for training; `limits` reads the whole graph: leave it out")
     settings = dict(settings or {})
     check_setting_names(settings, setting_names(method, model))
     if batch_size is None:
         graph = _as_whole_graph(graph, fan_out).to(device)
     options: dict[str, Any] = {"seed": seed, "progress": progress}
     options |= {"batch_size": batch_size, "fan_out": fan_out}
-    saving: dict[str, Any] = {"checkpoint": checkpoint, "tracker": tracker}
+    fit_options: dict[str, Any] = {"checkpoint": checkpoint, "tracker": tracker}
     if method in FROM_SCRATCH:
         fields = {name: settings.pop(name) for name in TRAIN_FIELDS if name in settings}
         if method == "ln":
             settings["norm"] = "layer"
         node_graph = graph.nodes(seed) if isinstance(graph, GraphOnDisk) else graph
         new = untrained_model(model, node_graph, seed=seed, **settings).to(device)
-        trained: nn.Module = train(new, graph, **options, **saving, **fields)
+        trained: nn.Module = train(new, graph, **options, **fit_options, **fields)
         return trained
     if vanilla is None:
         vanilla = train_method("vanilla", model, graph, device=device, **options)
@@ -238,18 +238,18 @@ def train_method(
         return limited
     if method in ("at", "harden"):
         settings = {"limits": method == "harden", **settings}
-        return harden(vanilla, graph, check=check, **options, **saving, **settings)
+        return harden(vanilla, graph, check=check, **options, **fit_options, **settings)
     if method == "fgai-certified":
-        settings, saving["terms"] = {**CERTIFIED_SETTINGS, **settings}, [certified]
-    return make_faithful(vanilla, graph, check=check, **options, **saving, **settings)
+        settings, fit_options["terms"] = {**CERTIFIED_SETTINGS, **settings}, [certified]
+    return make_faithful(vanilla, graph, check=check, **options, **fit_options, **settings)
 
 
 @typed
 def accuracy_without_edges(data: Any, *, seed: int = 0, targets: str = "test", **settings: Any) -> float:
     """Return the accuracy of a network with two layers that is trained on the graph without its edges.
 
-    No injected node can change its predictions, so a certified share below this number is of no use. Scored
-    are the `test` or `val` nodes; for the settings see `fgai.train`.
+    No injected node can change its predictions, so a certified share below this number is of no use.
+    `targets`, `test` or `val`, are the nodes it is computed on; for the settings see `fgai.train`.
 
     Raises:
         InputError: another task than nodes, no labels, or other targets.
@@ -262,7 +262,7 @@ def accuracy_without_edges(data: Any, *, seed: int = 0, targets: str = "test", *
     one_of(targets, "targets", ("test", "val"))
     graph = as_graph(data)
     if not task_of(graph).row_per_node or graph.y is None:
-        raise InputError(f"`accuracy_without_edges` needs classes of nodes, {graph.name!r} has none")
+        raise InputError(f"`accuracy_without_edges` needs node labels `y`, {graph.name!r} has none")
     bare = graph.remove(torch.arange(graph.num_edges, device=graph.device))[0]
     model = train("GCN", bare, seed=seed, **settings)
     with evaluating(model), torch.no_grad():

@@ -103,8 +103,8 @@ def save_model(
 ) -> Path:
     """Write a model to a safetensors file with its architecture inside; return the path.
 
-    Of a model of your own the file holds the weights, the name of its factory and the factory's arguments; no
-    code. Of a wrapped model it also holds the name of the function given to `fgai.wrap`.
+    For a model of your own the file holds the weights, the name of its factory and the factory's arguments,
+    but no code; for a wrapped model also the name of the function given to `fgai.wrap`.
 
     Args:
         model: of fgai or a registered class; with a `factory` any other model, wrapped or not.
@@ -159,8 +159,8 @@ def pretrained_names() -> list[str]:
     return sorted(path.stem for path in PRETRAINED.glob("*.safetensors"))
 
 
-def _bundled(path: Path | str) -> Path:
-    """The file of a bundled model, unless there is a file of this name."""
+def _pretrained_path(path: Path | str) -> Path:
+    """Return the file of a model that comes with fgai, or `path` if it names no such model or exists."""
     path = Path(path)
     bundled = str(path) in pretrained_names() and not path.exists()
     return PRETRAINED / f"{path}.safetensors" if bundled else path
@@ -169,7 +169,7 @@ def _bundled(path: Path | str) -> Path:
 @typed
 def read_header(path: Path | str) -> dict[str, Any]:
     """Return the JSON header of a model file, without weights; `CheckpointError` if it cannot be read."""
-    path = _bundled(path)
+    path = _pretrained_path(path)
     text = _header_text(path)
     if text is None:
         raise CheckpointError(
@@ -195,7 +195,7 @@ def read_header(path: Path | str) -> dict[str, Any]:
 
 
 def _header_text(path: Path) -> str | None:
-    """The JSON that fgai wrote beside the tensors; None where another program wrote them."""
+    """Return the JSON text of a file that fgai wrote; None if another program wrote it."""
     try:
         return read_metadata(path).get("fgai")
     except FileNotFoundError:
@@ -214,11 +214,11 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
     the factory must wrap it.
 
     Raises:
-        CheckpointError: as `read_header`; a class or weights that do not fit, limits that are no ranges, or a
-            missing factory.
+        CheckpointError: as `read_header`; a class or weights that do not fit, invalid limits, or a missing
+            factory.
         InputError: the factory cannot be imported, fails or returns no model.
     """
-    path = _bundled(path)
+    path = _pretrained_path(path)
     if path.suffix in _PICKLE_SUFFIXES and factory is None:
         raise CheckpointError(f"{path} holds weights alone; give its class or function, `factory=...`")
     foreign = factory is not None and (path.suffix in _PICKLE_SUFFIXES or _header_text(path) is None)
@@ -226,7 +226,7 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
     if not foreign and expect not in (None, header["class"]):
         raise CheckpointError(f"{path} holds a {header['class']}, expected {expect}")
     if factory is None:
-        _require_known(path, header)
+        _check_known_class(path, header)
     tensors = _state_dict(path) if path.suffix in _PICKLE_SUFFIXES else unpack(path)
     try:
         model = _build(header, tensors, factory)
@@ -249,7 +249,7 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
             set_history(model, History.from_dict(header["history"]))
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
-    return _wrapped_again(model, header, factory, path).eval()
+    return _restore_wrapper(model, header, factory, path).eval()
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
@@ -271,7 +271,7 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     return dict(state)
 
 
-def _wrapped_again(
+def _restore_wrapper(
     model: nn.Module, header: Mapping[str, Any], factory: Factory | None, path: Path
 ) -> nn.Module:
     """Wrap a model that was wrapped when it was saved; a function is only taken from the factory's module."""
@@ -287,7 +287,7 @@ def _wrapped_again(
     return Wrapped(model, call)
 
 
-def _require_known(path: Path, header: Mapping[str, Any]) -> None:
+def _check_known_class(path: Path, header: Mapping[str, Any]) -> None:
     name, classes = header["class"], _classes()
     if "factory" in header:
         raise CheckpointError(
@@ -302,8 +302,8 @@ def _require_known(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def _build(header: Mapping[str, Any], tensors: Mapping[str, Tensor], factory: Factory | None) -> nn.Module:
-    """Return a model with new weights, if those of the file fit; a user's own may fail on the meta device."""
-    # A header may claim a billion channels or layers: the model is first built without memory.
+    """Return a new model if the file's weights fit it; a user's own may fail on the meta device."""
+    # A damaged header may say a billion channels: the model is first built on the meta device.
     config = header["config"]
 
     def build() -> nn.Module:
@@ -314,7 +314,7 @@ def _build(header: Mapping[str, Any], tensors: Mapping[str, Tensor], factory: Fa
 
     layers = config.get("num_layers", 1)
     if factory is None and isinstance(layers, int) and layers > max(len(tensors), 1):
-        raise CheckpointError(f"it claims {layers} layers and holds {len(tensors)} tensors")
+        raise CheckpointError(f"its header says {layers} layers, but it holds {len(tensors)} tensors")
     expected = None
     with nullcontext() if factory is None else suppress(Exception), torch.device("meta"):
         expected = _shapes(unwrapped(build()).state_dict())

@@ -22,7 +22,7 @@ from fgai.typed import typed
 
 @dataclass(frozen=True)
 class Draws:
-    """The random draws of an epoch, made on the CPU; draws of one `kind` have tensors of the same shapes."""
+    """The random draws of an epoch. `kind` names the captured step they belong to: it fixes their shapes."""
 
     kind: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Draws:
 class Step(NamedTuple):
     """One step of the optimizer."""
 
-    weight: int  # in averages: the number of seeds of a mini-batch, 0 in a process without one
+    weight: int  # for means over steps: number of seeds of the mini-batch; 0 if the process has none
     losses: Iterator[dict[str, Tensor]]  # see `Recipe.losses`
 
 
@@ -43,8 +43,8 @@ class Recipe:
     """A loss and the score that decides which epoch's weights are kept.
 
     A recipe defines `losses` and `score`, or `steps` and `score` if it reads mini-batches. One whose steps
-    can be captured in a CUDA graph says `capturable = True` in its own class body (subclasses do not inherit
-    it) and defines `draw`, `losses_from` and `score_tensor`, none of which waits for the device.
+    can be captured in a CUDA graph sets `capturable = True` in its own class body (subclasses do not inherit
+    it) and defines `draw`, `losses_from` and `score_tensor`, which must not wait for the device.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Recipe:
         return float(self.score_tensor(model))
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint holds beside weights and optimizer; none by default."""
+        """Return the tensors to save besides weights and optimizer; none by default."""
         return {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -88,7 +88,7 @@ class Recipe:
         return None
 
     def losses_from(self, model: nn.Module, draws: Draws) -> Iterator[dict[str, Tensor]]:
-        """Yield the same as `losses`, from draws that are on the device."""
+        """Yield what `losses` yields for an epoch with these draws, which are on the device."""
         raise NotImplementedError(f"{type(self).__name__} is capturable and must define `losses_from`")
 
     def score_tensor(self, model: nn.Module) -> Tensor:
@@ -106,15 +106,15 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 def epoch_generator(seed: int, epoch: int, stream: int = 0) -> torch.Generator:
-    """Return the generator of one epoch, negative before the first; each stream draws other numbers."""
+    """Return the generator of an epoch, or of a negative number for other draws; streams are independent."""
     return torch.Generator().manual_seed(epoch_seed(seed, epoch) ^ stream)
 
 
 @typed
 class VanillaRecipe(Recipe):
-    """Cross-entropy on the training rows of a prepared graph; validation score: the task's own.
+    """Cross-entropy on the training rows of a prepared graph, and the task's score on the validation rows.
 
-    That is accuracy, for links ROC-AUC; a lower loss breaks ties. Pairs without a link are drawn every epoch.
+    The score is accuracy, for links ROC-AUC; a lower loss breaks ties. Non-links are drawn every epoch.
     """
 
     name = "vanilla"
@@ -134,7 +134,7 @@ class VanillaRecipe(Recipe):
         yield supervised_loss(model, *self.batch(epoch))
 
     def draw(self, epoch: int) -> Draws | None:
-        """Return draws without tensors, where every epoch sees the same graph."""
+        """Return draws without tensors if every epoch has the same graph, else None."""
         return Draws("step") if self.task.fixed_graph else None
 
     def losses_from(self, model: nn.Module, draws: Draws) -> Iterator[dict[str, Tensor]]:
@@ -164,7 +164,7 @@ class VanillaRecipe(Recipe):
 
 
 def supervised_loss(model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Return the cross-entropy of some rows of the logits as a loss of one term."""
+    """Return the cross-entropy of some rows of the logits, as `cross_entropy` and `total`."""
     # The backward pass of `index_select`, unlike that of brackets, does not sort.
     loss = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
     return {"cross_entropy": loss, "total": loss}

@@ -42,7 +42,7 @@ class History:
     """Losses, scores and times of a training.
 
     Attributes:
-        terms: per epoch, each loss term's value; one that an epoch did not compute keeps its last value.
+        terms: per epoch, the value of each loss term; the last value if the epoch did not compute it.
         scores: per validation, (epoch, score).
         best_epoch: epoch whose weights were kept, as an index of `terms`; see `kept_epoch`.
         seconds: wall-clock time of the epochs, validation included.
@@ -91,7 +91,7 @@ class History:
 
 
 def set_history(model: nn.Module, history: History) -> None:
-    """Attach the history as a plain attribute, outside the module's parameters."""
+    """Set `model.history`, without registering it in the module."""
     object.__setattr__(model, "history", history)
 
 
@@ -108,7 +108,7 @@ def history_of(model: nn.Module) -> History:
     """Return the history of a model that fgai trained; `InputError` for another one."""
     history = getattr(model, "history", None)
     if not isinstance(history, History):
-        raise InputError(f"this {model_name(model)} has no history; it was not trained by fgai")
+        raise InputError(f"this {model_name(model)} has no history; train it with `fgai.train`")
     return history
 
 
@@ -139,7 +139,7 @@ class _TrainingState:
         return _digest(b"", *self.model.state_dict().values(), *self.recipe.state().values())
 
     def save(self, folder: Path, fingerprint: str) -> None:
-        """Write a checkpoint; an earlier one is replaced at once."""
+        """Write a checkpoint; an earlier one is replaced in one step."""
         entries = self.optimizer.state_dict()["state"].items()
         optimizer = {f"{index}.{k}": torch.as_tensor(v) for index, entry in entries for k, v in entry.items()}
         groups: Groups = {
@@ -160,16 +160,16 @@ class _TrainingState:
 
     def restore(self, header: _Header, groups: Groups) -> None:
         if not _shapes(groups["model"]) == _shapes(groups["best"]) == _shapes(self.model.state_dict()):
-            raise CheckpointError("the saved training is of a model with other weights")
+            raise CheckpointError("the saved training is of a model with other weights; use another folder")
         if _shapes(groups["recipe"]) != _shapes(self.recipe.state()):
-            raise CheckpointError("the saved training is of another recipe")
+            raise CheckpointError("the saved training is of another recipe; use another folder")
         parameters = dict(enumerate(self.optimizer.param_groups[0]["params"]))
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in groups["optimizer"].items():
             index, _, entry = name.partition(".")
             parameter = parameters.get(int(index) if index.isdecimal() else -1)
             if parameter is None or (entry != "step" and value.shape != parameter.shape):
-                raise CheckpointError("the saved training is of an optimizer of other weights")
+                raise CheckpointError("the saved optimizer is of other weights; use another folder")
             state.setdefault(int(index), {})[entry] = value if entry == "step" else value.to(parameter.device)
         self.model.load_state_dict(groups["model"])
         options = self.optimizer.state_dict()["param_groups"]
@@ -219,7 +219,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch
 def training_fingerprint(
     model: nn.Module, graph: Graph, *identity: object, weights: bool = False, data: str | None = None
 ) -> str:
-    """Return a hash of all that decides a training; `data` may be a fingerprint in place of the graph."""
+    """Return a hash of all that decides a training; `data` is the graph's fingerprint if it is known."""
     head = f"{type(model).__name__} {getattr(model, 'config', '')} {identity}"
     head += fingerprint(graph) if data is None else data
     masks = [mask for mask in (graph.train_mask, graph.val_mask) if mask is not None]

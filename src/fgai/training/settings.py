@@ -20,15 +20,15 @@ from fgai.tasks import task_of
 from fgai.training.stability import StabilityReport
 from fgai.typed import typed
 
-LEARNING_RATES = {"GT": 0.001}  # defaults that differ from the others, by class of the model
+LEARNING_RATES = {"GT": 0.001}  # of model classes with another default than the rest
 STEP_SIZE = 0.1  # of an ascent step of the adversary, in units of half the box
 VALIDATE_EVERY = 20  # epochs between validations of fine-tuning
-RETRY_SHRINK = 0.4  # least `shrink` of a second training, after unstable predictions
-MAX_EPOCHS = 10_000_000  # more epochs would not end
+RETRY_SHRINK = 0.4  # least `shrink` of the second training if predictions were unstable
+MAX_EPOCHS = 10_000_000  # largest value of `epochs` that is accepted
 
 
 def check_setting_names(names: Iterable[str], allowed: Iterable[str], argument: str = "settings") -> None:
-    """Raise `InputError` unless all names of settings are allowed."""
+    """Raise `InputError` if a name is not among the allowed ones."""
     for name in names:
         one_of(name, argument, tuple(allowed))
 
@@ -46,13 +46,13 @@ class TrainConfig:
     """How long and how fast to train.
 
     Attributes:
-        epochs: at most; each a step on the whole graph, or a pass over it in mini-batches.
+        epochs: largest number; an epoch is one step on the whole graph, or a pass over its mini-batches.
         lr: Adam's learning rate.
         weight_decay: l2 penalty on all parameters.
         patience: epochs without a better validation score after which to stop.
         validate_every: epochs between validations.
         clip: largest gradient norm, 0 for none.
-        decay: share by which the learning rate falls, linearly, until the last epoch.
+        decay: share of the learning rate that is gone, linearly, by the last epoch: 0 keeps it, 1 ends at 0.
     """
 
     epochs: int = 200
@@ -85,7 +85,7 @@ TRAIN_FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 class _FineTuningSettings:
     """Settings that `make_faithful` and `harden` share; see `FaithfulSettings`."""
 
-    must_match_vanilla: ClassVar[bool] = False  # whether the check also compares with the vanilla model
+    must_match_vanilla: ClassVar[bool] = False  # whether to check likeness to the vanilla model, too
 
     limits: bool = True
     clip_share: float = 0.02
@@ -164,12 +164,12 @@ class FaithfulSettings(_FineTuningSettings):
         clip_share: share of the nodes left out at either end of each range of the limits.
         shrink: share of the nodes, those of largest norm, that limits shrink to the norm of the rest.
         nodes: number of nodes that the adversary injects.
-        edges: of each injected node; fewer if there are fewer nodes to join.
-        box: interval of their features; None takes one for each feature from the data, see `Budget`.
+        edges: number of edges of each injected node; fewer if there are fewer nodes to join.
+        box: (low, high) of their features; None takes one for each feature from the data, see `Budget`.
         steps: ascent steps of the adversary per attacked epoch; the first reuses the training gradient.
         k: size of the explanation, for similarity and margin.
         radius: of the l1 ball in attention space, for the margin.
-        epochs: each on the clean or the attacked graph, in turn.
+        epochs: number of epochs, on the clean and the attacked graph in turn.
         lr: Adam's learning rate, which falls to 0; 0.005 by default, for GT 0.001.
     """
 
@@ -210,7 +210,7 @@ class FaithfulSettings(_FineTuningSettings):
 class HardenSettings(_FineTuningSettings):
     """How `harden` trains, as `FaithfulSettings`; each epoch is a step on the clean and the attacked graph.
 
-    `attack_weight`, between 0 and 1, is of the cross-entropy under attack; the clean one has the rest.
+    `attack_weight`, between 0 and 1, weighs the cross-entropy under attack; the clean one has the rest.
     `weight_decay` is the l2 penalty on all parameters.
     """
 
@@ -253,10 +253,10 @@ CERTIFIED_SETTINGS: Mapping[str, Any] = {
 S = TypeVar("S", bound=_FineTuningSettings)
 
 
-def _resolve(
+def _resolve_settings(
     kind: type[S], settings: S | None, overrides: Mapping[str, Any], model: nn.Module, graph: Graph
 ) -> S:
-    """Return a user's settings, or the task's defaults, with `overrides` and the model's learning rate."""
+    """Return `settings`, by default the task's, with `overrides`; an `lr` of None is the model's default."""
     check_setting_names(overrides, kind.names())
     if settings is None:
         defaults = task_of(graph).training

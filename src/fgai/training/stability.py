@@ -1,4 +1,4 @@
-"""The check after a training: a short attack on validation nodes, and what the model keeps of vanilla."""
+"""The check after a training: a short attack on validation nodes, and a comparison with vanilla."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StabilityReport:
     vanilla_shift: float | None = None  # of the vanilla model, under its own attack
     agreement: float | None = None  # share of the validation rows in the vanilla class, without an attack
     overlap: float | None = None  # share of the vanilla top neighbours kept, see `_explanation_overlap`
-    must_match_vanilla: bool = True  # whether it must also keep vanilla predictions and explanations
+    must_match_vanilla: bool = True  # whether to keep its predictions and explanations, too
 
     @property
     def is_stable(self) -> bool:
@@ -65,7 +65,7 @@ class StabilityReport:
         return self.is_stable and (not self.must_match_vanilla or (self.is_close and self.is_similar))
 
     def is_better_than(self, other: StabilityReport) -> bool:
-        """Whether it is of the better model: kept predictions count first, then explanations, then shift."""
+        """Whether this model is the better one, by predictions kept, then explanations kept, then shift."""
         if self.is_close != other.is_close:
             return self.is_close
         if self.is_stable and other.is_stable and self.is_similar != other.is_similar:
@@ -127,7 +127,7 @@ class _StabilityCheck:
 
 def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> float | None:
     """Mean share of the vanilla top five neighbours kept in its sharpest layer; None without a ranking."""
-    after, before = (observe(which, graph, heads="mean").attention for which in (model, vanilla))
+    after, before = (observe(each, graph, heads="mean").attention for each in (model, vanilla))
     if [layer.keys.shape for layer in after] != [layer.keys.shape for layer in before]:
         return None
     values = [sharpness(layer.heads(), layer.rowptr) for layer in before]
@@ -142,7 +142,7 @@ def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> 
 def _prediction_shift(
     model: nn.Module, graph: Graph, seed: int, box: tuple[float, float] | None = None
 ) -> float | None:
-    """Mean total variation ½ Σ_c |p_c − p̃_c| of validation nodes under a short attack, if possible."""
+    """Mean total variation ½ Σ_c |p_c − p̃_c| of validation nodes under a short attack, or None."""
     rows = _validation_rows(graph)
     if rows is None or graph.features is None:
         return None
@@ -157,7 +157,7 @@ def _prediction_shift(
     except BudgetError:
         return None
     with evaluating(model), torch.no_grad():
-        before, after = (call_model(model, where)[rows] for where in (graph, attacked))
+        before, after = (call_model(model, each)[rows] for each in (graph, attacked))
     return float(tvd(before, after, "probabilities").mean())
 
 

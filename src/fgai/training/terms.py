@@ -1,4 +1,4 @@
-"""Loss terms of faithful training, the decorator for your own, and what terms compare the model with.
+"""Loss terms of faithful training, the decorator `term` for your own, and the argument of a term.
 
 To add a built-in term: a function under `@term`, its name in `BUILT_IN`, its weight in `FaithfulSettings`.
 """
@@ -25,20 +25,20 @@ from fgai.topk import swap_margin, topk_l1, topk_mask
 from fgai.training.settings import FaithfulSettings
 from fgai.typed import typed
 
-GRAPHS = ("clean", "attacked")  # values of `on`: the graph that a term is computed on
+GRAPHS = ("clean", "attacked")  # graphs that a term can be computed on
 RESERVED = ("total", "score")  # names that the history of a training uses for something else
 MIN_SHARPNESS = 0.95  # share of the vanilla sharpness below which attention counts as too flat
-NEW_NEIGHBOURS = 1  # injected neighbours of every node that the bound of `certified` allows for
+NEW_NEIGHBOURS = 1  # injected neighbours of each node in the bound of `certified`
 MIN_MARGIN, MARGIN_WIDTH = 0.1, 0.3
-"""Worst-case margin asked of a class and width of the sigmoid, in units of the vanilla logits' spread."""
-MIN_CONTRAST = 0.01  # least relative contrast: flatter layers are uniform up to rounding
+"""Of `certified`: worst-case margin to reach and width of the sigmoid, in units of `logit_spread`."""
+MIN_CONTRAST = 0.01  # least relative contrast; flatter layers are uniform up to rounding errors
 
 
 class Reach(NamedTuple):
     """Shares of a graph that injected nodes can change."""
 
-    layers: list[float]  # of the nodes, per layer
-    predictions: float  # of the nodes, links or small graphs
+    layers: list[float]  # share of the nodes, per layer
+    predictions: float  # share of the nodes, links or small graphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,8 @@ class VanillaOutputs:
     """Outputs of the vanilla model on the clean graph: N nodes, or seeds of a mini-batch, and E edges."""
 
     logits: Tensor  # [N, C]
-    classes: Tensor  # predicted; of all nodes of a mini-batch
-    layers: tuple[LayerAttention, ...]  # on all edges of a mini-batch
+    classes: Tensor  # predicted class of each node, in a mini-batch of all its nodes
+    layers: tuple[LayerAttention, ...]  # on all edges, also in a mini-batch
     attention: list[Tensor]  # per layer [E], averaged over heads
     ranking: list[Tensor]  # per layer [E], larger for neighbours that explain more
     rowptrs: list[Tensor]  # per layer [N + 1]
@@ -87,7 +87,7 @@ class VanillaOutputs:
         return self._top_k[k]
 
     def reach(self, graph: Graph, attacked: Graph) -> Reach:
-        """Return the shares that injected nodes can change: their neighbours, one edge more per layer."""
+        """Return the shares that injected nodes can change: each layer carries them one edge further."""
         count = self.rowptrs[0].numel() - 1
         source, destination = attacked.adjacency.source, attacked.adjacency.destination
         reached = torch.arange(attacked.num_nodes, device=attacked.device) >= graph.num_nodes
@@ -138,13 +138,13 @@ class StepContext:
     mini-batch those into seeds. Attention is per layer, averaged over heads.
 
     Attributes:
-        model: in training.
+        model: the model that is trained.
         graph: the clean graph or mini-batch, prepared for the model.
         vanilla_outputs: of the vanilla model, see `VanillaOutputs`.
         settings: see `FaithfulSettings`.
-        logits: [N, C] on the clean graph; detached in attacked terms, vanilla in attacked-only epochs.
-        layers: attention on the clean graph, per layer; detached or vanilla as `logits` is.
-        ramp: factor of the attacked terms, which rises from 0 to 1 during the training.
+        logits: [N, C] on the clean graph; detached in attacked terms, of vanilla in attacked-only epochs.
+        layers: attention on the clean graph, per layer; likewise detached or of vanilla.
+        ramp: factor of the attacked terms; rises from 0 to 1 during the training.
         attacked_logits: [N, C] under attack; attacked terms only.
         attacked_attention: per layer [E], on the clean edges, if some attacked term `needs_attention`.
         reach: shares of the rows that the injected nodes can change; attacked terms only.
@@ -166,7 +166,7 @@ class StepContext:
     @cached_property
     def attention(self) -> list[Tensor]:
         """Per layer [E], on the clean graph."""
-        return self._into_seeds([layer.heads() for layer in self.layers])
+        return self._of_seeds([layer.heads() for layer in self.layers])
 
     @cached_property
     def explanations(self) -> list[Tensor]:
@@ -175,11 +175,11 @@ class StepContext:
             raise InputError(
                 "`context.explanations` was not recorded; declare the loss term with `needs_explanation=True`"
             )
-        return self._into_seeds([layer.heads("log") for layer in self.layers])
+        return self._of_seeds([layer.heads("log") for layer in self.layers])
 
     @property
     def outputs(self) -> Tensor:
-        """The logits that a gradient flows through."""
+        """Return `attacked_logits` in attacked terms, else `logits`."""
         return self.logits if self.attacked_logits is None else self.attacked_logits
 
     @property
@@ -189,7 +189,7 @@ class StepContext:
         attention = clean if self.attacked_logits is None else self.attacked_attention or ()
         return all(value.requires_grad for value in (self.outputs, *attention))
 
-    def _into_seeds(self, values: Sequence[Tensor]) -> list[Tensor]:
+    def _of_seeds(self, values: Sequence[Tensor]) -> list[Tensor]:
         pairs = zip(values, self.vanilla_outputs.attention, strict=True)
         return [first_rows(w, vanilla) for w, vanilla in pairs]
 
@@ -231,10 +231,10 @@ def term(
 ) -> Callable[[Callable[[StepContext], Tensor]], Term]:
     """Declare a loss term of `make_faithful(..., terms=[...])`; a decorator.
 
-    It is computed `on` the `clean` graph, or the `attacked` one with injected nodes. One that replaces a
-    built-in term has the weight of the setting. A term that reads `context.attacked_attention` or
-    `context.explanations` declares it. A clean term with `own_pass` runs the model itself; it is
-    back-propagated separately to save memory.
+    It is computed `on` the `clean` graph, or the `attacked` one with injected nodes. One with the name of a
+    built-in term replaces it, with the weight of that setting. Terms that read `context.attacked_attention`
+    need `needs_attention=True`, those that read `context.explanations` need `needs_explanation=True`. A clean
+    term with `own_pass` runs the model itself; it is back-propagated separately to save memory.
 
     Raises:
         InputError: another graph, a negative weight, or a flag that does not go with the graph.
@@ -292,7 +292,7 @@ class WeightedTerms:
 
 
 def sum_scalars(values: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
-    """`Σ weight · value`, one GPU kernel a value: no vector of them is made first."""
+    """Return `Σ weight · value`, with one GPU kernel per value and without stacking them."""
     weights = [1.0] * len(values) if weights is None else weights
     total = values[0] if weights[0] == 1 else weights[0] * values[0]
     for value, weight in zip(values[1:], weights[1:], strict=True):
@@ -301,7 +301,7 @@ def sum_scalars(values: Sequence[Tensor], weights: Sequence[float] | None = None
 
 
 def first_rows(values: Tensor, like: Tensor) -> Tensor:
-    """The first `len(like)` rows; without a slice where these are all, as it copies in the backward pass."""
+    """Return the first `len(like)` rows; `values` itself if these are all, as slices copy in backward."""
     return values if len(values) == len(like) else values[: len(like)]
 
 
@@ -318,11 +318,11 @@ def closeness(context: StepContext) -> Tensor:
 
 @term(on="clean", needs_explanation=True)
 def similarity(context: StepContext) -> Tensor:
-    """Distance of the attention to the vanilla model's, and of its top-k neighbours from the top-k.
+    """Distance to the vanilla model's attention, and how far its top-k neighbours are below the top-k.
 
     Σ over layers of mean over nodes of `½ Σ_j |w_j − w̃_j| / contrast`, plus mean over nodes with more than k
     neighbours of `(1/k) Σ_{j in T} relu(θ − ā_j) / θ`. T is the vanilla top-k, ā the explanation, θ its k-th
-    largest entry, a constant. The division lets layers that are almost uniform count.
+    largest entry, a constant. Dividing by the contrast makes almost uniform layers count.
     """
     vanilla, k = context.vanilla_outputs, context.settings.k
     layers = zip(vanilla.attention, context.attention, vanilla.rowptrs, vanilla.contrasts, strict=True)
@@ -348,7 +348,7 @@ def _below_threshold(w: Tensor, top: Tensor, rowptr: Tensor, destination: Tensor
 
 @term(on="clean", needs_explanation=True)
 def margin(context: StepContext) -> Tensor:
-    """How far the top-k of the explanation is from being certified at radius R; 0 when every node is.
+    """How far the top-k of the explanation is from a certificate at radius R; 0 if every node has one.
 
         Σ over layers of mean over nodes with more than k neighbours and over m of relu(R − c(m) / m) / R
 
@@ -360,7 +360,7 @@ def margin(context: StepContext) -> Tensor:
     return sum_scalars([swap_margin(w, rowptr, k, radius) for w, rowptr in layers])
 
 
-def _too_flat(context: StepContext) -> Tensor:
+def _flatness_loss(context: StepContext) -> Tensor:
     """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter."""
     vanilla = context.vanilla_outputs
     layers = zip(context.attention, vanilla.rowptrs, context.layers, strict=True)
@@ -379,7 +379,7 @@ def _sharpness_loss(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
 
 
 # A `Term` by hand: `fgai.metrics` has the public function `sharpness`.
-sharpness = Term("sharpness", _too_flat, on="clean", weight=1.0)
+sharpness = Term("sharpness", _flatness_loss, on="clean", weight=1.0)
 
 
 @term(on="attacked")
@@ -419,7 +419,7 @@ BUILT_IN = (closeness, similarity, margin, sharpness, prediction_stability)  # t
 def weighted_terms(settings: FaithfulSettings, extra: Sequence[Term] = ()) -> WeightedTerms:
     """Return the built-in terms and a user's, which replace built-in ones of the same name.
 
-    `InputError` for a name twice or reserved, or nothing to train.
+    `InputError` for a name that is reserved or used twice, or if all weights are 0.
     """
     own = {each.name: each for each in extra}
     for name in own:
