@@ -32,7 +32,7 @@ def test_layer_is_sorted_with_keys_and_pointers():
 def test_layer_on_adjacency_shares_its_structure():
     adjacency, order = Adjacency.build(EDGES, NODES)
     values = torch.rand(EDGES.shape[1], 2)
-    layer = LayerAttention.on(adjacency, values[order], "conv")
+    layer = LayerAttention.from_adjacency(adjacency, values[order], "conv")
     other = LayerAttention.from_edges(values, EDGES[0], EDGES[1], NODES, "conv")
     assert layer.keys is adjacency.keys
     assert layer.rowptr is adjacency.rowptr
@@ -83,6 +83,6 @@ def test_merged_adds_parallel_edges_up():
 def test_a_node_without_edges_attends_to_nothing():
     adjacency, _ = Adjacency.build(EDGES, NODES)
     values = 1.0 / adjacency.degree[adjacency.destination].double()[:, None].expand(-1, 2)
-    layer = LayerAttention.on(adjacency, values, "conv")
+    layer = LayerAttention.from_adjacency(adjacency, values, "conv")
     assert_sums(layer)
     assert layer.sums()[6].tolist() == [0.0, 0.0]

@@ -50,7 +50,7 @@ def recording_values(entry: Sequence[Limits]) -> Iterator[dict[Limits, list[Tens
 
     def step(limits: Limits, clip_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         out = clip_rows(x)
-        records[limits].append(limits.points_of(out.detach().view(-1, *limits.low.shape)))
+        records[limits].append(limits.to_unit_box(out.detach().view(-1, *limits.low.shape)))
         return out
 
     with overriding(entry, step):

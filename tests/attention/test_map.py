@@ -60,7 +60,7 @@ def test_detach_and_to():
     moved = attention.to("meta")
     assert moved.last.values.device.type == moved.last.source.device.type == "meta"
     adjacency, _ = Adjacency.build(EDGES, NODES)
-    assert LayerAttention.on(adjacency, values).to("meta").rowptr.device.type == "meta"
+    assert LayerAttention.from_adjacency(adjacency, values).to("meta").rowptr.device.type == "meta"
 
 
 # Two maps

@@ -246,7 +246,7 @@ def test_sectors_hold_every_voice() -> None:
         ceilings, words = _sectors(layer, layer_ranges(layer))
     limits = layer.limits["value"]
     points = torch.rand(20_000, *limits.low.shape, generator=torch.Generator().manual_seed(3)).double()
-    values = limits(limits.at((1.6 * (points - 0.5) + 0.5).round(decimals=1)))
+    values = limits(limits.from_unit_box((1.6 * (points - 0.5) + 0.5).round(decimals=1)))
     scores = layer.limits["source"]((values * layer.source_weight).sum(2))[:, 0]
     said = values[:, 0] + layer.bias
     lead = said[:, :, None] - said[:, None, :]

@@ -239,7 +239,7 @@ def test_attention_that_did_not_move_scores_exactly_zero_and_one() -> None:
     for layer in before:
         values = torch.rand(attacked.num_edges, 1, generator=torch.Generator().manual_seed(1))
         values[edge_map.after] = layer.values[edge_map.before]
-        layers.append(LayerAttention.on(attacked.adjacency, values, layer.name))
+        layers.append(LayerAttention.from_adjacency(attacked.adjacency, values, layer.name))
     after = AttentionMap(tuple(layers))
     for pair in AttentionPair(before, after, 5).layers:
         assert metrics.g_jsd(pair.before, pair.after) == 0.0

@@ -43,7 +43,7 @@ def slow_touched(graph: Graph, attacked: Graph, changed: list[int], depth: int) 
 
 
 def as_attention(graph: Graph, depth: int) -> AttentionMap:
-    layer = LayerAttention.on(graph.adjacency, torch.ones(graph.num_edges, 1))
+    layer = LayerAttention.from_adjacency(graph.adjacency, torch.ones(graph.num_edges, 1))
     return AttentionMap((layer,) * depth)
 
 

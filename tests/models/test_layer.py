@@ -161,7 +161,7 @@ def test_mean_scores_are_added_up_head_by_head(
     torch.manual_seed(0)
     layer = AttentionLayer(6, 3, score=score, heads=8)
     far, near, _ = layer.sides(torch.randn(5, 6))
-    monkeypatch.setattr(layers, "AT_ONCE", at_once * adjacency.num_edges if at_once < 8 else at_once)
+    monkeypatch.setattr(layers, "MAX_SCORES", at_once * adjacency.num_edges if at_once < 8 else at_once)
     found = layer.mean_scores(far, near, adjacency)
     total = None
     for h in range(8):

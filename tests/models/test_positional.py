@@ -115,7 +115,7 @@ def test_lanczos_searches_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> Non
     graph = nx.balanced_tree(3, 5)
     adjacency = sp.csr_matrix(nx.to_numpy_array(graph))
     monkeypatch.setattr(positional, "DENSE", 10)
-    wanted, _ = positional._leading(adjacency, 5, 0)
+    wanted, _ = positional._component_encodings(adjacency, 5, 0)
     search = positional._search
 
     def forgetful(
@@ -127,7 +127,7 @@ def test_lanczos_searches_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> Non
         return values[:count], vectors[:, :count]
 
     monkeypatch.setattr(positional, "_search", forgetful)
-    found, _ = positional._leading(adjacency, 5, 0)
+    found, _ = positional._component_encodings(adjacency, 5, 0)
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
@@ -278,13 +278,13 @@ def test_graphs_keep_extended_encodings() -> None:
 
 def test_cache_in_memory_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     solved: list[int] = []
-    leading = positional._leading
+    leading = positional._component_encodings
 
     def counted(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         solved.append(size)
         return leading(adjacency, size, seed)
 
-    monkeypatch.setattr(positional, "_leading", counted)
+    monkeypatch.setattr(positional, "_component_encodings", counted)
     monkeypatch.setattr(positional, "ON_DISK", 20)
     edges, nodes = edges_of(lopsided(6, 25))
     first = _laplacian_encoding(edges, nodes, 4)

@@ -25,9 +25,9 @@ def loaded_attention(observation: StoredObservation) -> AttentionMap:
     """Copy the attention of all layers into memory."""
     adjacency, layers = observation.rows().to_adjacency(), []
     for number, name in enumerate(observation.layers):
-        values, scores = observation.attention(number), observation.scores(number)
+        values, scores = np.array(observation.attention(number)), observation.scores(number)
         ranks = None if scores is None else torch.from_numpy(np.array(scores))
-        layers.append(LayerAttention.on(adjacency, torch.from_numpy(np.array(values)), name, ranks))
+        layers.append(LayerAttention.from_adjacency(adjacency, torch.from_numpy(values), name, ranks))
     return AttentionMap(tuple(layers))
 
 

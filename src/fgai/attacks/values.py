@@ -138,7 +138,7 @@ def _entry_values(judge: Judge, change: GraphChange) -> Tensor:
 
     def keep_points(limits: Limits, clip: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         out = clip(x)
-        points.setdefault(limits, limits.points_of(out[-count:].view(count, *limits.low.shape)).flatten(1))
+        points.setdefault(limits, limits.to_unit_box(out[-count:].view(count, *limits.low.shape)).flatten(1))
         return out
 
     with torch.no_grad(), overriding(entry, keep_points):

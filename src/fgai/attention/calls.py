@@ -1,6 +1,6 @@
-"""One pass of a model: logits, attention and inputs of its layers.
+"""Call a model on a graph: `call_model` returns its logits, `observe` its attention, too.
 
-A PyG model gets fields of the graph by argument name; on a graph with links it returns embeddings [N, D].
+A PyG model gets the fields of the graph by argument name; for links it must return embeddings [N, D].
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,8 +51,8 @@ _EXAMPLE = "`fgai.wrap(model, call=lambda m, g: m(g.x, g.edge_index))`, where g 
 def prepared(model: nn.Module, graph: Graph) -> Graph:
     """Return `graph` on the model's device, with everything the model needs added (self-loops, encodings).
 
-    A prepared graph is returned as it is; PyG layers add their self-loops themselves. `InputError` if the
-    model cannot read this graph, or keeps values for its edges.
+    A graph that is already prepared is returned unchanged; PyG layers add self-loops themselves. `InputError`
+    if the model cannot read the graph, or its outputs depend on the order of the edges.
     """
     own, device = graph_model(model), device_of(model, graph)
     if own is not None:
@@ -72,16 +71,16 @@ def device_of(model: nn.Module, graph: Graph) -> torch.device:
 
 @typed
 def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
-    """Return a model that fgai calls the way you do; accepted wherever fgai takes a model.
+    """Tell fgai how to call `model`; the result is accepted wherever fgai takes a model.
 
     A model whose `forward` takes `x`, `edge_index` and, by these names, the other fields of the data
     (`edge_attr`, `edge_weight`, `batch`) needs no wrapping. For any other, `call(model, data)` computes the
-    logits, a row per node or small graph, from a PyG `Data` with exactly these fields. It must use its first
-    argument: copies of the model are trained and attacked, on graphs with more nodes and edges. The result is
-    called on a PyG `Data` or a `Graph`, and holds the unchanged model as `.model`.
+    logits, a row per node or small graph, from a PyG `Data` with exactly these fields. Use the arguments of
+    `call`, no variables from outside: fgai passes copies of the model, and graphs with more nodes and edges.
+    The result is called on a PyG `Data` or a `Graph`; `.model` is the model itself.
 
-    Outputs must not depend on the order of the edges; this is checked on the first graph, or at once on
-    `data`. `InputError` if a call fails, returns another shape, or another output for fgai's copy of `data`.
+    Outputs must not depend on the order of the edges. This is checked on the first graph, or at once if you
+    give `data`. `InputError` if a call fails, returns another shape, or other logits for a copy of `data`.
 
     Example:
         >>> import fgai, torch
@@ -96,7 +95,7 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
     if not callable(call):
         raise InputError(f"`call` must be a function (model, data) → logits, got {type(call).__name__}")
     if isinstance(uncompiled(model), GraphModel | Wrapped):
-        raise InputError(f"{type(model).__name__} needs no `wrap`: fgai calls it by itself")
+        raise InputError(f"{type(model).__name__} needs no `wrap`; pass it as it is")
     wrapped = Wrapped(model, call)
     if data is None:
         return wrapped
@@ -117,7 +116,7 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
 
 
 def _outputs(model: nn.Module, graph: Graph, order: Tensor | None = None) -> Tensor:
-    """Return the model's output for the edges of `graph` in this order."""
+    """Return the model's output; with `order` [K], for the edges of `graph` at these positions."""
     fields = _fields_of(graph, order)
     try:
         outputs = _call_with(model, fields, graph.name)
@@ -137,9 +136,9 @@ def _outputs(model: nn.Module, graph: Graph, order: Tensor | None = None) -> Ten
 
 
 def _check_edge_order(model: nn.Module, graph: Graph) -> None:
-    """Check, once for a model and a graph, that its outputs do not depend on the order of the edges.
+    """Check, once per model and graph, that outputs do not depend on order or duplicates of the edges.
 
-    fgai sorts and merges edges; a model whose outputs differ from call to call is not checked.
+    fgai sorts and merges edges. A model whose outputs differ from call to call is not checked.
     """
     name = model_name(model)
     checked: WeakSet[nn.Module] = cached_on(graph, "fgai.attention.calls", WeakSet)
@@ -153,24 +152,24 @@ def _check_edge_order(model: nn.Module, graph: Graph) -> None:
     with evaluating(model), torch.no_grad(), torch.random.fork_rng(cuda):
         outputs = _outputs(model, graph)
 
-        def change(order: Tensor) -> bool:
+        def outputs_change(order: Tensor) -> bool:
             steps = torch.randperm(len(order), generator=torch.Generator().manual_seed(0))
             moved = _differ(outputs, _outputs(model, graph, order[steps.to(order.device)]))
             return moved and not _differ(outputs, _outputs(model, graph))
 
-        if change(edges):
+        if outputs_change(edges):
             text = f"{name} gives other outputs for the edges of {graph.name!r} in another order"
-            raise InputError(f"{text}; values per edge must not be kept: give them as `data.edge_attr`")
+            raise InputError(f"{text}; if it stores values per edge, give them as `data.edge_attr`")
         if graph.merged is not None:
             repeated = torch.searchsorted(graph.keys, edge_keys(*graph.merged))
-            if change(torch.cat([edges, repeated])):
+            if outputs_change(torch.cat([edges, repeated])):
                 text = f"{name} counts the {graph.merged.shape[1]} duplicate edges of {graph.name!r}, which"
                 raise InputError(f"{text} fgai merges; use `data = data.coalesce()` and train it on that")
     checked.add(model)
 
 
 def _differ(one: Tensor, two: Tensor) -> bool:
-    """Whether outputs differ by more than rounding; values that are not finite cannot be compared."""
+    """Whether outputs differ by more than rounding; undefined for values that are not finite."""
     if one.shape != two.shape:
         return True
     if not one.numel() or not one.is_floating_point():  # nothing to round
@@ -187,9 +186,9 @@ def _tensor(output: object, model: nn.Module) -> Tensor:
 
 
 def _fields_of(graph: Graph, order: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the fields of a graph by their names in PyG; with `order` [K], the edges at these positions."""
+    """Return the fields of a graph by PyG's names; with `order` [K], only the edges at these positions."""
     if graph.features is None:
-        raise InputError(f"{graph.name!r} has no node features, which models need; give it some")
+        raise InputError(f"{graph.name!r} has no node features; give `data.x`, e.g. node degrees")
     on_edges = {name: value for name in VALUES if (value := getattr(graph, name)) is not None}
     edges = graph.edge_index
     if order is not None:
@@ -213,7 +212,7 @@ def _call_with(model: nn.Module, fields: dict[str, Tensor], name: str) -> Any:
 def _arguments(
     model: nn.Module, fields: dict[str, Tensor], name: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the fields that are passed by position and by name; raise unless `forward` takes all of them."""
+    """Return which fields to pass by position and which by name; `InputError` unless `forward` takes all."""
     signature: inspect.Signature | None = None
     with suppress(TypeError, ValueError):  # scripted models have none
         signature = inspect.signature(uncompiled(model).forward)
@@ -244,9 +243,9 @@ def _arguments(
 @typed
 @dataclass(frozen=True, eq=False)
 class LayerRun:
-    """One run of one attention layer: its positional `inputs`, and its `output` if that is one tensor.
+    """One run of an attention layer: its positional `inputs`, and its `output`, None unless it is a tensor.
 
-    `version` is `output._version` when it was returned; in-place changes increase it.
+    `version` is `output._version` as the layer returned it: in-place changes increase it; -1 without output.
     """
 
     layer: nn.Module
@@ -260,9 +259,9 @@ class LayerRun:
 class Observation:
     """The result of one forward pass: the prepared `graph`, and `logits` per node, link or small graph.
 
-    `attention` is that of every layer before dropout, [E, H], or [E, 1] averaged over heads. `runs`, one per
-    layer, are empty unless requested or if they do not match the layers; `ends_with_layer` says whether the
-    logits are the unchanged output of the last one.
+    `attention` holds every layer before dropout, [E, H], or [E, 1] averaged over heads. `runs` has one entry
+    per layer, or none: without `inputs`, or if layers and runs do not match. `ends_with_layer`: the logits
+    are the unchanged output of the last layer.
     """
 
     graph: Graph
@@ -272,7 +271,7 @@ class Observation:
     ends_with_layer: bool = False
 
     def averaged(self) -> Observation:
-        """Return the same with the heads averaged, [E, 1] per layer."""
+        """Return a copy with the heads averaged, [E, 1] per layer."""
         return replace(self, attention=self.attention.heads("mean"))
 
 
@@ -281,7 +280,7 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
     """Return the model's logits on a graph: per node [N, C], per link [L, 2] or per small graph [G, C].
 
     Gradients flow to injected features and feature deltas of the graph. `InputError` if the graph has no
-    features, the model does not take its values on edges, or it returned something other than one tensor.
+    features, the model does not take its `edge_attr` or `edge_weight`, or does not return one tensor.
     """
     if graph.entry_values is None:
         try:
@@ -317,14 +316,13 @@ def observe(
 ) -> Observation:
     """Run the model once and return its logits and attention; the model is unchanged.
 
-    With `heads="mean"` the fused kernels average the attention where possible: the same numbers up to
-    rounding, several times faster. Gradients of logits and attention both reach the parameters and the
-    features, but `torch.autograd.grad(logits, attention)` fails. With `heads="each"` it works.
+    Pass the graph through `prepared` first. With `grad` the model runs in its current mode and results keep
+    their gradients; without, it runs in evaluation mode and results are detached. `inputs` fills `runs` of
+    the result; `ranked` keeps the scores that rank neighbours; `perturb` changes attention, as in `record`.
 
-    The `graph` must be `prepared`. With `grad` gradients are kept, and the model runs in the mode it is in;
-    otherwise in evaluation mode, detached. `inputs` also keeps the inputs and the output of each attention
-    layer, `ranked` the scores that rank neighbours; `perturb` is that of `record`. `AttentionError` if the
-    model has no attention that can be recorded.
+    `heads="mean"` averages attention over the heads, several times faster where fused kernels can do it.
+    Gradients still reach parameters and features, but `torch.autograd.grad(logits, attention)` works only
+    with `heads="each"`. `AttentionError` if the model has no attention that can be recorded.
     """
     one_of(heads, "heads", HEADS)
     if grad:
@@ -341,7 +339,7 @@ def _observe(
         layers = find_layers(uncompiled(model))
         own = {name: layer for name, layer in layers.items() if isinstance(layer, TappedLayer)}
         if len(own) == len(layers):
-            return _watched(model, own, graph, ranked)
+            return _observe_mean(model, own, graph, ranked)
     runs: list[LayerRun] = []
 
     def after(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -355,15 +353,15 @@ def _observe(
         logits = call_model(model, graph)
     attention = tape.attention
     runs = runs if len(runs) == len(attention) else []
-    # The same object, never written to since: no operation can lie between the layer and the output.
+    # The same tensor, unchanged since the layer returned it: nothing ran between the layer and the logits.
     last = runs[-1] if runs else None
     same = last is not None and last.output is logits and logits._version == last.version
     observation = Observation(graph, logits, attention, tuple(runs), same)
     return observation.averaged() if heads == "mean" else observation
 
 
-def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, ranked: bool) -> Observation:
-    """Collect the attention of fgai's own layers, averaged over the heads."""
+def _observe_mean(model: nn.Module, own: dict[str, TappedLayer], graph: Graph, ranked: bool) -> Observation:
+    """Observe a model of fgai's own layers with the attention averaged over the heads."""
     entries: list[LayerAttention] = []
     count: Counter[str] = Counter()
     thread = threading.get_ident()
@@ -374,17 +372,17 @@ def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, 
                 return
             count[name] += 1
             label = name if count[name] == 1 else f"{name}:{count[name]}"
-            entries.append(LayerAttention.on(adjacency, values, label, scores))
+            entries.append(LayerAttention.from_adjacency(adjacency, values, label, scores))
 
         return add
 
     with exclusive():
         try:
-            for name, layer in layers.items():
+            for name, layer in own.items():
                 layer.watch, layer.ranked = watch(name), ranked
             logits = call_model(model, graph)
         finally:
-            for layer in layers.values():
+            for layer in own.values():
                 layer.watch, layer.ranked = None, False
     if not entries:
         raise AttentionError(f"no attention layer of {model_name(model)} ran in its forward pass")

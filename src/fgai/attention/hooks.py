@@ -34,34 +34,34 @@ from fgai.typed import typed
 
 T = TypeVar("T")
 Perturb = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(number of the layer, attention [E, H], source [E], destination [E]) → attention [E, H] it uses instead.
+"""(number of the layer, attention [E, H], source [E], destination [E]) → attention [E, H] to use instead.
 
-Layers are numbered in the order they run, edges sorted by (destination, source). Nothing is normalised again.
+Layers are numbered in the order they run; edges are sorted by (destination, source).
 """
 _PYG_LAYERS = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv")
-_UNREAD = frozenset({
+_NOT_RECORDED = frozenset({
     "MultiheadAttention", "PerformerAttention", "PolynormerAttention", "SGFormerAttention",
     "AttentionalAggregation", "AGNNConv", "DNAConv", "DenseGATConv", "FAConv", "FeaStConv", "GATEConv",
     "HEATConv", "PointTransformerConv", "RGATConv",
 })  # fmt: skip
-"""Classes of PyTorch and PyG with attention that no adapter reads."""
-_SWITCHED = {"GeneralConv": "attention", "HypergraphConv": "use_attention"}
-"""Likewise, if this attribute is true."""
-_HETERO = "heterogeneous models are recorded with their data, see `fgai.hetero`"
-_REFUSED = {
+"""Classes of PyTorch and PyG with attention that fgai does not record."""
+_FLAGS = {"GeneralConv": "attention", "HypergraphConv": "use_attention"}
+"""Classes that attend only if this attribute is true; not recorded either."""
+_HETERO = "heterogeneous models need their data, use `fgai.hetero.attend(model, data)`"
+_UNSUPPORTED = {
     "HeteroConv": _HETERO,
     "HGTConv": _HETERO,
     "HANConv": _HETERO,
-    "DataParallel": "replicated models cannot be recorded",
+    "DataParallel": "replicated models cannot be recorded; give its `module`",
 }
 
 
 @typed
 class Tape:
-    """The attention of the model's last forward; each call of the recorded model replaces it.
+    """What `record` yields: the attention of the model's last forward pass, as `attention`.
 
-    A part of the model that is called on its own (say `model.encode(...)`) adds to it until `clear`. On a
-    heterogeneous graph a layer has an entry for every type of edges.
+    A part of the model called on its own, such as `model.encode(...)`, adds entries until `clear`. On a
+    heterogeneous graph a layer has an entry per edge type.
     """
 
     def __init__(self, perturb: Perturb | None = None, *, ranked: bool = True, layout: Any = None) -> None:
@@ -78,13 +78,13 @@ class Tape:
 
     @property
     def attention(self) -> AttentionMap:
-        """The attention the layers used, before dropout: `torch.autograd.grad(output, values)` works."""
+        """The attention that the layers used, before dropout; part of the autograd graph."""
         layers = tuple(self._layers)
         if not layers and self._complete and not self._depth:
-            text = "the model ran and none of its attention layers did"
+            text = "the model ran, but none of its attention layers did"
             raise AttentionError(f"{text}; a `call` of `fgai.wrap` must use the model it is given")
         if not layers or self._depth:
-            raise AttentionError("nothing is recorded yet: call the model inside `record` and let it finish")
+            raise AttentionError("nothing is recorded yet; call the model inside the `record` block")
         return AttentionMap(layers)
 
     def clear(self) -> None:
@@ -105,7 +105,7 @@ class Tape:
         scores: Scores | None = None,
         edge_type: EdgeType | None = None,
     ) -> Tensor:
-        """Record the attention of one run of the layer `name` and return the attention to use, see `Tap`."""
+        """Record one run of the layer `name` and return the attention that it must use, see `Tap`."""
         self._check_thread()
         if self._complete and self._depth == 0:
             text = f"layer {name!r} ran outside the recorded model's forward, after one had been recorded"
@@ -124,16 +124,16 @@ class Tape:
         ranks = mean_heads(scores()) if self._ranked and scores is not None else None
         label = self._label(name, edge_type)
         if adjacency is not None:
-            return self._write(LayerAttention.on(adjacency, attention, label, ranks))
+            return self._append(LayerAttention.from_adjacency(adjacency, attention, label, ranks))
         source, destination, order, inverse = self._sorted(source, destination)
         values = attention.index_select(0, order)
         ranks = None if ranks is None else ranks.index_select(0, order)
         ends = source, destination, num_nodes, label
         computed = LayerAttention(values, *ends, scores=ranks, edge_type=edge_type)
-        return self._write(computed).index_select(0, inverse)
+        return self._append(computed).index_select(0, inverse)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Start a forward of the recorded model."""
+        """Start a forward pass of the recorded model; clears what was recorded before."""
         self._check_thread()
         for value in (*args, *kwargs.values()):
             if isinstance(value, Mapping) and any(isinstance(key, tuple) and len(key) == 3 for key in value):
@@ -143,13 +143,13 @@ class Tape:
             self._num_nodes = 0 if self._layout is None else int(args[0].num_nodes)
         self._depth += 1
 
-    def finish(self) -> None:
-        """Complete a forward that returned without an error."""
+    def mark_complete(self) -> None:
+        """Keep what was recorded; called before `end` if the forward pass raised no error."""
         if self._depth == 1:
             self._complete = True
 
     def end(self) -> None:
-        """End a forward that returned or raised."""
+        """End a forward pass, also one that raised an error."""
         if threading.get_ident() != self._thread:
             return
         self._depth = max(0, self._depth - 1)
@@ -157,7 +157,7 @@ class Tape:
             self.clear()
 
     def _sorted(self, source: Tensor, destination: Tensor) -> tuple[Tensor, ...]:
-        """Return source and destination sorted, the order and its inverse; cached between forward passes."""
+        """Return sorted source and destination, the order and its inverse; cached per layer and its edges."""
         index = len(self._layers)
         if index in self._edges:
             ends, edges = self._edges[index][:2], self._edges[index][2:]
@@ -177,7 +177,7 @@ class Tape:
         label = name if count == 1 else f"{name}:{count}"
         return label if edge_type is None else f"{label}.{'__'.join(edge_type)}"
 
-    def _write(self, computed: LayerAttention) -> Tensor:
+    def _append(self, computed: LayerAttention) -> Tensor:
         used, values = computed, computed.values
         if self.perturb is not None:
             result = self.perturb(len(self._layers), values, computed.source, computed.destination)
@@ -200,24 +200,23 @@ class Tape:
 def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = True) -> Iterator[Tape]:
     """Record the attention of `model`, and perturb it if asked, while the block runs.
 
-    Works for fgai's models and for any model built from GATConv, GATv2Conv, TransformerConv or SuperGATConv
-    (`register_adapter` adds others). Attention is taken after the softmax and before dropout, on the edges
+    The block yields a `Tape`; its `attention` is the `AttentionMap` of the last forward pass. Works for
+    fgai's models and for any model built from GATConv, GATv2Conv, TransformerConv or SuperGATConv; add other
+    layers with `register_adapter`. Attention is recorded after the softmax and before dropout, on the edges
     the layer used, including self-loops it added, sorted by (destination, source). A layer that runs twice in
-    a forward gives two entries, `"conv"` and `"conv:2"`.
+    a forward pass has two entries, `"conv"` and `"conv:2"`.
 
-    The model is unchanged afterwards, also on error; random numbers are drawn as without recording. Blocks
-    may be nested: the outer one perturbs first. Compiled models run uncompiled inside the block. Copying or
-    pickling the model inside the block, or calling it from another thread, raises. Blocks in other threads
-    wait.
+    The model is unchanged after the block, also on error, and draws the same random numbers. Blocks may be
+    nested: the outer one perturbs first. Compiled models run uncompiled. Inside the block the model cannot be
+    copied, pickled or called from another thread; blocks in other threads wait.
 
     `perturb(number of the layer, attention [E, H], source [E], destination [E])` returns the attention [E, H]
-    that a layer uses instead; nothing is normalised again. `ranked` also keeps the scores of
-    `LayerAttention.ranking`. The block yields a tape; `tape.attention` is the `AttentionMap` of the last
-    forward.
+    that a layer uses instead; it is not normalised again. `ranked` also records the scores before the
+    softmax, which `LayerAttention.ranking` reads.
 
     Raises:
-        AttentionError: the model has no layer with attention, or one that cannot be recorded; in the forward:
-            bipartite input, unsupported edges, or `perturb` returned another shape.
+        AttentionError: the model has no attention layer, or one that cannot be recorded; when it is called:
+            the graph is bipartite, its edges have an unsupported format, or `perturb` returned another shape.
 
     Example:
         >>> import torch
@@ -240,7 +239,7 @@ def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = T
         stack.callback(begin.remove)
         for name, layer in layers.items():
             stack.enter_context(_tapped(layer, name, tape))
-        stack.callback(model.register_forward_hook(lambda *_: tape.finish()).remove)
+        stack.callback(model.register_forward_hook(lambda *_: tape.mark_complete()).remove)
         end = model.register_forward_hook(lambda *_: tape.end(), always_call=True)
         stack.callback(end.remove)
         yield tape
@@ -248,9 +247,9 @@ def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = T
 
 @typed
 def find_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the attention layers of a model by name; those of a wrapped one by their names inside.
+    """Return the attention layers of a model by name; of a `Wrapped` model, by their names in `.model`.
 
-    `AttentionError` if there is none, or the model is scripted or heterogeneous without `fgai.hetero`.
+    `AttentionError` if there is none, or the model is scripted, or heterogeneous and no `HeteroModel`.
     """
     layers: dict[str, nn.Module] = {}
     kinds: set[str] = set()
@@ -259,8 +258,8 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
         kind = type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):
             raise AttentionError(f"{path or 'the model'} is scripted by TorchScript and cannot be recorded")
-        if kind in _REFUSED and not (hetero and _REFUSED[kind] is _HETERO):
-            raise AttentionError(f"{path or 'the model'} is a {kind}: {_REFUSED[kind]}")
+        if kind in _UNSUPPORTED and not (hetero and _UNSUPPORTED[kind] is _HETERO):
+            raise AttentionError(f"{path or 'the model'} is a {kind}: {_UNSUPPORTED[kind]}")
         if _adapter_for(module) is not None and "_orig_mod" not in module._modules:
             layers[path.replace("_orig_mod.", "").removesuffix("._orig_mod") or kind] = module
         kinds.add(kind)
@@ -268,17 +267,17 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
         others = (layer_type.__name__ for layer_type in _REGISTRY if layer_type is not TappedLayer)
         readable = ", ".join(dict.fromkeys(["fgai's own layers", *_PYG_LAYERS, *others]))
         text = f"{model_name(model)} has no attention layer fgai knows ({readable}); its modules are"
-        raise AttentionError(f"{text} {', '.join(sorted(kinds))}; see `fgai.attention.register_adapter`")
+        raise AttentionError(f"{text} {', '.join(sorted(kinds))}; use `fgai.attention.register_adapter`")
     return layers
 
 
-def _unread_layers(model: nn.Module) -> dict[str, str]:
-    """Return name → class name of the modules with attention that have no adapter."""
+def _unrecorded_layers(model: nn.Module) -> dict[str, str]:
+    """Return the modules whose attention is not recorded: name → class name."""
     layers = {}
     for path, module in model.named_modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]
-        switched = any(getattr(module, _SWITCHED[kind], False) for kind in kinds if kind in _SWITCHED)
-        attends = switched or any(kind in _UNREAD for kind in kinds)
+        switched = any(getattr(module, _FLAGS[kind], False) for kind in kinds if kind in _FLAGS)
+        attends = switched or any(kind in _NOT_RECORDED for kind in kinds)
         if attends and _adapter_for(module) is None:
             layers[path or kinds[0]] = kinds[0]
     return layers
@@ -288,9 +287,9 @@ def _unread_layers(model: nn.Module) -> dict[str, str]:
 def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
     """Make `record` support a class of attention layers.
 
-    An adapter is a context manager; inside it every run of the layer calls the tap on the attention before
-    dropout and uses what the tap returns. When it closes, also by an error, the layer must be as it was.
-    Subclasses use the adapter of their nearest registered ancestor.
+    `adapter(layer, tap)` returns a context manager. Inside it, every run of the layer passes its attention
+    before dropout to `tap` and uses what `tap` returns, see `Tap`; afterwards, also on error, the layer is as
+    before. Subclasses use the adapter of their nearest registered base class.
     """
     if not isinstance(layer_type, type) or not issubclass(layer_type, nn.Module):
         raise InputError(f"`layer_type` must be a class of modules, got {layer_type!r}")
@@ -299,24 +298,24 @@ def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
     _REGISTRY[layer_type] = adapter
 
 
-def nearest(
-    layer: nn.Module, registry: Mapping[type[nn.Module], T], of_pyg: Callable[[Any], Mapping[Any, T]]
+def registered_for(
+    layer: nn.Module, registry: Mapping[type[nn.Module], T], pyg_entries: Callable[[Any], Mapping[Any, T]]
 ) -> T | None:
-    """Return the entry of a layer's class or its nearest base; `of_pyg` gives those of PyG's layers."""
+    """Return the entry of the layer's class or nearest base; `pyg_entries(module)` adds those of PyG."""
     # Importing PyG's layers takes seconds; while they are not imported, no model can contain one.
     if "torch_geometric.nn" in sys.modules:
         from fgai.attention import pyg
 
-        registry = {**of_pyg(pyg), **registry}
+        registry = {**pyg_entries(pyg), **registry}
     return next((registry[kind] for kind in type(layer).__mro__ if kind in registry), None)
 
 
 def _adapter_for(layer: nn.Module) -> Adapter | None:
-    return nearest(layer, _REGISTRY, lambda pyg: pyg.PYG_ADAPTERS)
+    return registered_for(layer, _REGISTRY, lambda pyg: pyg.PYG_ADAPTERS)
 
 
 @contextmanager
-def _own_layer(layer: TappedLayer, tap: Tap) -> Iterator[None]:
+def _own_adapter(layer: TappedLayer, tap: Tap) -> Iterator[None]:
     layer.tap = tap
     try:
         yield
@@ -324,28 +323,28 @@ def _own_layer(layer: TappedLayer, tap: Tap) -> Iterator[None]:
         layer.tap = None
 
 
-_REGISTRY: dict[type[nn.Module], Adapter] = {TappedLayer: _own_layer}
-_OPEN: WeakKeyDictionary[nn.Module, tuple[list[tuple[str, Tape]], ExitStack]] = WeakKeyDictionary()
-"""Layers that are being recorded: their tapes, outermost block first, and the exit of their adapter."""
+_REGISTRY: dict[type[nn.Module], Adapter] = {TappedLayer: _own_adapter}
+_RECORDED: WeakKeyDictionary[nn.Module, tuple[list[tuple[str, Tape]], ExitStack]] = WeakKeyDictionary()
+"""Layer → the (name, tape) of each block that records it, outermost first, and what closes its adapter."""
 
 
 @contextmanager
 def _tapped(layer: nn.Module, name: str, tape: Tape) -> Iterator[None]:
-    """Write every run of `layer` on the tape; its adapter is open while any block records it."""
-    if layer not in _OPEN:
-        _OPEN[layer] = _open(layer)
-    tapes, adapter = _OPEN[layer]
+    """Record every run of `layer` on the tape; blocks that record the same layer share its adapter."""
+    if layer not in _RECORDED:
+        _RECORDED[layer] = _start_adapter(layer)
+    tapes, adapter = _RECORDED[layer]
     tapes.append((name, tape))
     try:
         yield
     finally:
         tapes.remove((name, tape))
         if not tapes:
-            del _OPEN[layer]
+            del _RECORDED[layer]
             adapter.close()
 
 
-def _open(layer: nn.Module) -> tuple[list[tuple[str, Tape]], ExitStack]:
+def _start_adapter(layer: nn.Module) -> tuple[list[tuple[str, Tape]], ExitStack]:
     tapes: list[tuple[str, Tape]] = []
     calls = [0]
 
@@ -353,7 +352,7 @@ def _open(layer: nn.Module) -> tuple[list[tuple[str, Tape]], ExitStack]:
         calls[0] += 1
         for name, tape in tuple(tapes):
             attention = tape.tap(name, attention, *ends, scores=scores, **options)
-            scores = scores if tape.perturb is None else None  # they do not belong to perturbed attention
+            scores = scores if tape.perturb is None else None  # scores do not rank perturbed attention
         return attention
 
     def before(*_: Any) -> None:

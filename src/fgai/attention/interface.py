@@ -1,4 +1,4 @@
-"""The interface of models and layers: base classes, wrappers, evaluation mode and copies."""
+"""Base classes of models and layers; functions to unwrap, copy or evaluate a model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fgai.typed import typed
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 Call = Callable[[Any, Any], Tensor]
-"""From a model and a PyG `Data` to the model's logits."""
+"""(model, PyG `Data`) → logits."""
 Watch = Callable[[Tensor, Adjacency, Tensor | None], None]
-"""(mean of the attention over the heads [E, 1], edges, mean of the scores [E] or None)."""
+"""Called with attention [E, 1], edges, and scores [E] or None; both averaged over the heads."""
 
 EdgeType = tuple[str, str, str]
 """Type of the source, name of the relation, type of the destination; as in PyG's `HeteroData`."""
@@ -34,25 +34,25 @@ Tap = Callable[..., Tensor]
 
 An adapter calls it once per run of its layer with the attention [E, H] after the softmax and before dropout,
 not detached; the layer must use the [E, H] it returns. Edges [E] int64 come in any order, also parallel ones;
-`num_nodes` is N, or the counts of sources and destinations. `adjacency`: the edges, if these are its edges in
-its order; `scores`: a function that returns [E, H] before the softmax, to rank by; `edge_type`: of the edges.
+`num_nodes` is N, or the counts of sources and destinations. `adjacency`: the same edges in this order, as an
+`Adjacency`; `scores`: a function that returns [E, H] before the softmax, to rank by; `edge_type`: theirs.
 """
 Adapter = Callable[[Any, Tap], AbstractContextManager[None]]
 """(layer, tap) → context manager; inside it the layer calls `tap`, after it the layer is as before."""
 
 
 class Stage(NamedTuple):
-    """A `layer`, where alone nodes interact, and its `update`: (states before or None, output) → states."""
+    """One step of a `Layerwise`: `update(previous states or None, output of layer)` gives new states."""
 
     layer: Any
     update: Callable[[Tensor | None, Tensor], Tensor]
 
 
 class Layerwise(NamedTuple):
-    """A model in evaluation mode: `leave(update_L(... update_1(enter(features), attention) ...))`.
+    """The forward pass in evaluation mode as `enter`, one `Stage` after the other, and `leave`.
 
-    `enter` maps features and positional encodings (or None) to the first layer's input, `leave` the last
-    states to logits, both row by row; `keeps_state`: whether `update` reads the states before the layer.
+    Nodes interact only in the stages' layers. `enter` maps features and encodings (or None), row by row,
+    to the first input, `leave` the last states to logits; with `keeps_state`, `update` reads previous states.
     """
 
     enter: Callable[[Features, Tensor | None], Tensor | Features]
@@ -64,7 +64,7 @@ class Layerwise(NamedTuple):
 class GraphModel(nn.Module):
     """Base of models that are called as `model(graph)` and read features and edge weights from the graph.
 
-    A subclass that overrides a method of `forward_parts` has no stages unless it overrides `layerwise`, too.
+    If a subclass overrides a method in `forward_parts`, `layerwise` returns None unless overridden, too.
     """
 
     forward_parts: ClassVar[frozenset[str]] = frozenset({"forward"})
@@ -79,28 +79,28 @@ class GraphModel(nn.Module):
                 return
 
     def check_graph(self, graph: Graph) -> None:
-        """Raise `InputError` if features have another dtype than parameters, or `edge_attr` is not read."""
+        """Raise `InputError` if the model cannot read `edge_attr`, or the dtype of the features."""
         self.check_edges(graph)
         _check_dtype(self, graph)
 
     @classmethod
     def check_edges(cls, graph: Graph) -> None:
-        """Raise `InputError` if the edges have attributes; a class that reads them overrides this."""
+        """Raise `InputError` if the graph has `edge_attr`; override this in a class that reads it."""
         if graph.edge_attr is not None:
             text = f"{cls.__name__} does not read `edge_attr`, which {graph.name!r} has; use a model of PyG"
             raise InputError(f"{text} layers with `edge_dim`, or set `data.edge_attr = None`")
 
     def prepare(self, graph: Graph) -> Graph:
-        """Return `graph` as this model reads it; the same object if nothing has to change."""
+        """Return `graph` with what the model needs added; the same object if nothing is missing."""
         return graph
 
     @property
     def can_capture(self) -> bool:
-        """Whether a training step never waits for the device, so that a CUDA graph can capture it."""
+        """Whether a CUDA graph can capture a training step: no part of it waits for the GPU."""
         return False
 
     def layerwise(self) -> Layerwise | None:
-        """Return the forward pass in evaluation mode as stages; None if it has no such form."""
+        """Return the forward pass in evaluation mode as `Layerwise`; None if it cannot be split that way."""
         return None
 
 
@@ -108,9 +108,9 @@ class GraphModel(nn.Module):
 class TappedLayer(nn.Module):
     """An attention layer that calls `show_attention` once in every run.
 
-    `tap` is a `Tap`. `watch` is called with the attention averaged over the heads, and the scores if
-    `ranked`; fused kernels can still be used. `limits` are those of the values and scores of each node, see
-    `fgai.limit`.
+    `tap` reads and replaces the attention of all heads. `watch` only reads its mean over the heads, so fused
+    kernels can still be used; with `ranked` it gets the scores, too. `limits` clip what the layer computes
+    for each node, see `fgai.limit`.
     """
 
     def __init__(self) -> None:
@@ -133,19 +133,19 @@ class TappedLayer(nn.Module):
         return attention
 
     def new_limits(self) -> dict[str, Any]:
-        """Return new `Limits` by name for everything the layer reads of a node."""
-        raise AttentionError(f"{type(self).__name__} cannot be limited: it does not define `new_limits`")
+        """Return a dict of new `Limits`, one for each tensor that the layer computes per node."""
+        raise AttentionError(f"{type(self).__name__} cannot be limited; define `new_limits` in its class")
 
     def apply_limits(self, name: str, values: Tensor) -> Tensor:
-        """Return values of nodes [N, ...], clipped by the limits of that name if there are any."""
+        """Return `values` [N, ...] clipped to the limits of this name; unchanged without limits."""
         return values if self.limits is None else self.limits[name](values)
 
 
 @typed
 class Wrapped(nn.Module):
-    """A `model` with a `call` of its own, made by `fgai.wrap`; called on a PyG `Data` or a `Graph`."""
+    """A `model` and the function `call` that computes its logits; made by `fgai.wrap`."""
 
-    layout: Any = None  # of models of heterogeneous graphs, see `fgai.hetero.HeteroLayout`
+    layout: Any = None  # a `fgai.hetero.HeteroLayout`, in models of heterogeneous graphs only
 
     def __init__(self, model: nn.Module, call: Call) -> None:
         super().__init__()
@@ -174,14 +174,14 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def graph_model(model: nn.Module) -> GraphModel | None:
-    """Return a `GraphModel`, also of a compiled one; None for models that are called as PyG's are."""
+    """Return the model, uncompiled, if it is a `GraphModel`; None if it is called as PyG's models are."""
     bare = uncompiled(model)
     return bare if isinstance(bare, GraphModel) else None
 
 
 @typed
 def stages_of(model: nn.Module) -> Layerwise | None:
-    """Return a `GraphModel` as stages; None in training mode, while taps or hooks are set, and for others."""
+    """Return `model.layerwise()`; None in training mode, with a tap or hook, or if it is no `GraphModel`."""
     own = graph_model(model)
     if own is None or own.training:
         return None
@@ -196,12 +196,12 @@ def stages_of(model: nn.Module) -> Layerwise | None:
 
 @typed
 def originals(*models: Any) -> tuple[Any, ...]:
-    """Return models as they were before `torch.compile`, with one note if some are compiled."""
+    """Return the models that `torch.compile` wrapped, others as they are; warn once if some are compiled."""
     # A compiled model would be compiled again for every graph of an attack.
     compiled = [model for model in models if isinstance(model, nn.Module) and uncompiled(model) is not model]
     if compiled:
         names = " and ".join(dict.fromkeys(map(model_name, compiled)))
-        note = f"{names} is compiled; fgai uses its original module, and returns models that are not compiled"
+        note = f"{names} is compiled; fgai uses the original module and returns models that are not compiled"
         warn(FgaiWarning(note))
     return tuple(uncompiled(model) if isinstance(model, nn.Module) else model for model in models)
 
@@ -230,9 +230,9 @@ def _check_dtype(model: nn.Module, graph: Graph) -> None:
 @typed
 @contextmanager
 def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
-    """Put `model` in evaluation mode for the block, then restore the flag of every module, also on error.
+    """Put `model` in evaluation mode inside the block; restore `training` of every module afterwards.
 
-    Gradients to inputs and attention still flow; with `freeze` parameters need none. Other threads wait.
+    Gradients still flow to inputs and attention; with `freeze`, not to parameters. Other threads wait.
     """
     with exclusive():
         flags = [(module, module.training) for module in model.modules()]
@@ -255,7 +255,7 @@ def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
 
 @typed
 def duplicate(model: ModelT) -> ModelT:
-    """Return an independent copy of a model, with detached tensors of the last forward pass it keeps."""
+    """Return a deep copy of a model; tensors it stores from its last forward pass are detached."""
     with exclusive():
         values = (value for module in model.modules() for value in vars(module).values())
         passing = [value for value in values if isinstance(value, Tensor) and not value.is_leaf]

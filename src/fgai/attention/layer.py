@@ -27,7 +27,7 @@ _LOG_OF_ZERO = -1e6
 class LayerAttention:
     """Attention of one layer, `w[e, h]`, on edges sorted by (destination, source).
 
-    Parallel edges have an entry each; such a layer can be matched with another once `merged` adds them up.
+    Parallel edges have an entry each; add them up with `merged` before you compare layers.
 
     Attributes:
         values: [E, H], softmax over the incoming edges of each node, before dropout.
@@ -36,8 +36,8 @@ class LayerAttention:
         num_nodes: N; a node without incoming edges has no entry.
         name: the layer's name in the model, e.g. `"convs.0"`.
         adjacency: the edges as an `Adjacency`, if there is one.
-        scores: [E], mean over heads of the scores before the softmax: mean `log w` up to a constant per node.
-        edge_type: in a heterogeneous graph, the type of these edges; one layer then has an entry per type.
+        scores: [E], scores before the softmax, mean over heads: mean `log w` plus a constant per node.
+        edge_type: type of these edges in a heterogeneous graph, where a layer has an entry per type.
 
     Example:
         >>> import torch
@@ -78,7 +78,7 @@ class LayerAttention:
         num_nodes: int,
         name: str = "",
     ) -> LayerAttention:
-        """Sort edges [E]; parallel edges keep their order. `InputError` unless both ends are [E] nodes."""
+        """Build from edges [E] in any order; parallel ones keep theirs. `InputError` if nodes are invalid."""
         ends = [torch.as_tensor(index, device=values.device).long() for index in (source, destination)]
         for end, index in zip(("source", "destination"), ends, strict=True):
             if index.shape != values.shape[:1]:
@@ -88,10 +88,10 @@ class LayerAttention:
         return cls(values[order], ends[0][order], ends[1][order], num_nodes, name)
 
     @classmethod
-    def on(
+    def from_adjacency(
         cls, adjacency: Adjacency, values: Tensor, name: str = "", scores: Tensor | None = None
     ) -> LayerAttention:
-        """Put values [E, H], and scores [E] if known, on the edges of an adjacency."""
+        """Build from `values` [E, H], and `scores` [E] if known, in the order of an adjacency's edges."""
         if values.dim() != 2 or values.shape[0] != adjacency.num_edges:
             got = tuple(values.shape)
             raise InputError(f"`values` must have shape [{adjacency.num_edges}, heads], got {got}")
@@ -140,7 +140,7 @@ class LayerAttention:
         return bool((self.keys[1:] == self.keys[:-1]).any())
 
     def with_values(self, values: Tensor, scores: Tensor | None = None) -> LayerAttention:
-        """Return the same edges with other values [E, H'] and scores [E]; other fields are shared."""
+        """Return a layer with these values [E, H'] and scores [E] on the same edges."""
         if values.dim() != 2 or len(values) != self.num_edges:
             raise InputError(f"`values` must have shape [{self.num_edges}, heads], got {tuple(values.shape)}")
         other = object.__new__(LayerAttention)
@@ -150,9 +150,9 @@ class LayerAttention:
     def ranking(self) -> Tensor:
         """Return the numbers [E] that rank the neighbours of a node, the largest first.
 
-        That is the mean over the heads of `log w = score − log Z`, so that a new neighbour cannot reorder the
-        others in a layer with unchanged inputs. Numbers are comparable at one node; those of `explanation`
-        between nodes.
+        These are the means over heads of `log w = score − log Z`: a new neighbour changes Z only, and
+        cannot reorder the others in a layer with unchanged inputs. Compare numbers of one node only; use
+        `explanation` to compare nodes.
         """
         if self.scores is not None:
             return self.scores
@@ -167,9 +167,9 @@ class LayerAttention:
 
             a_j = exp(mean_h log w_jh) / Σ_i exp(mean_h log w_ih)
 
-        That is the softmax of the mean scores. A neighbour with weight 0 in some head has 0; if all have,
-        those with the fewest zeros share it. On edges of one type it sums to the node's attention to that
-        type.
+        This is the softmax of the mean scores. A neighbour with weight 0 in some head gets 0; if every
+        neighbour has such a head, those with the fewest get all. With an `edge_type` the numbers of a node
+        sum to its attention to that type, otherwise to 1.
         """
         if self.scores is None and self.num_heads == 1:
             return self.values.squeeze(1).double()
@@ -179,10 +179,10 @@ class LayerAttention:
         return shares if self.edge_type is None else shares * self.sums().mean(1)[self.destination]
 
     def heads(self, how: str | int = "mean") -> Tensor:
-        """Return one number per edge [E]: `"mean"`, `"max"`, `"log"` (`explanation`) or a head by number."""
+        """Reduce the heads to [E]: `"mean"`, `"max"`, `"log"` (see `explanation`), or one head by number."""
         if isinstance(how, int):
             if not -self.num_heads <= how < self.num_heads:
-                raise InputError(f"`heads` must be below {self.num_heads}, the layer's number, got {how}")
+                raise InputError(f"`heads` must be a head, a number below {self.num_heads}, got {how}")
             return self.values[:, how]
         checks.one_of(how, "heads", REDUCTIONS)
         if how == "log":
@@ -192,22 +192,22 @@ class LayerAttention:
         return self.values.mean(dim=1) if how == "mean" else self.values.amax(dim=1)
 
     def detach(self) -> LayerAttention:
-        """Return the same without gradient history."""
+        """Return a layer without gradient history."""
         return self.with_values(self.values.detach(), None if self.scores is None else self.scores.detach())
 
     def to(self, device: torch.device | str) -> LayerAttention:
-        """Return values and edges on `device`; the same object if they are there."""
+        """Return the layer on `device`; the same object if it is already there."""
         device = checks.device(device)
         if self.values.device == device:
             return self
         values, scores = self.values.to(device), None if self.scores is None else self.scores.to(device)
         if self.adjacency is not None:
-            return LayerAttention.on(self.adjacency.to(device), values, self.name, scores)
+            return LayerAttention.from_adjacency(self.adjacency.to(device), values, self.name, scores)
         source, destination = self.source.to(device), self.destination.to(device)
         return replace(self, values=values, source=source, destination=destination, scores=scores)
 
     def same_edges(self, other: LayerAttention) -> bool:
-        """Whether both have the same edges in the same order, so that rows may be compared."""
+        """Whether both layers have the same edges in the same order."""
         if self.adjacency is not None and self.adjacency is other.adjacency:
             return True
         if self.source is other.source and self.destination is other.destination:
@@ -215,21 +215,21 @@ class LayerAttention:
         return self.source.device == other.source.device and torch.equal(self.keys, other.keys)
 
     def require_same_edges(self, other: LayerAttention) -> None:
-        """Raise `AttentionError` unless rows may be compared one by one; names the first difference."""
+        """Raise `AttentionError`, naming the first difference, unless both have the same edges."""
         if not self.same_edges(other):
             text = f"{self.name!r} ({self.num_edges} edges) and {other.name!r} ({other.num_edges})"
             difference = _first_difference(self, other)
             raise AttentionError(f"{text} have different edges ({difference}); match them with `align` first")
 
     def take(self, positions: Tensor, num_nodes: int | None = None) -> LayerAttention:
-        """Return the edges at increasing `positions` [K]; rows no longer sum to one."""
+        """Keep the edges at `positions` [K], increasing; attention need not sum to one then."""
         ends = self.source[positions], self.destination[positions]
         scores = None if self.scores is None else self.scores[positions]
         values, nodes, kind = self.values[positions], num_nodes or self.num_nodes, self.edge_type
         return LayerAttention(values, *ends, nodes, self.name, scores=scores, edge_type=kind)
 
     def restrict(self, keys: Tensor) -> LayerAttention:
-        """Return only the edges with these `keys` [K]; `AttentionError` if one is missing or edges repeat."""
+        """Keep the edges with these `keys` [K]; `AttentionError` if one is missing or occurs twice."""
         self._require_unique()
         keys = torch.unique(keys.to(self.keys.device))
         positions, _ = match_edges(self.keys, keys)
@@ -241,9 +241,9 @@ class LayerAttention:
         return self.take(positions)
 
     def align(self, other: LayerAttention) -> tuple[LayerAttention, LayerAttention]:
-        """Return both on their common edges, matched by (source, destination).
+        """Return both layers on their common edges, matched by (source, destination).
 
-        `AttentionError` if heads or devices differ, edges are duplicated, or no edge is common.
+        `AttentionError` if heads or devices differ, an edge occurs twice, or no edge is common.
         """
         if self.num_heads != other.num_heads:
             text = f"layer {self.name!r} has {self.num_heads} heads, {other.name!r} has {other.num_heads}"
@@ -262,7 +262,7 @@ class LayerAttention:
         return self.take(mine, nodes), other.take(theirs, nodes)
 
     def merged(self) -> LayerAttention:
-        """Return one entry per (source, destination), the sum over parallel edges; rows still sum to one."""
+        """Add up parallel edges; the attention of a node still sums to one."""
         if not self.has_duplicates:
             return self
         keys, inverse = torch.unique(self.keys, return_inverse=True)
@@ -270,7 +270,7 @@ class LayerAttention:
         return LayerAttention(values, *key_ends(keys), self.num_nodes, self.name, edge_type=self.edge_type)
 
     def sums(self) -> Tensor:
-        """Return [N, H]: the sum over the incoming edges of each node, 0 for a node without some."""
+        """Return the sums [N, H] over the incoming edges of each node, 0 for a node without any."""
         zeros = self.values.new_zeros((self.num_nodes, self.num_heads))
         return zeros.index_add(0, self.destination, self.values)
 
@@ -294,5 +294,5 @@ def _first_difference(first: LayerAttention, second: LayerAttention) -> str:
 
 
 def mean_heads(scores: Tensor) -> Tensor:
-    """Return the mean over the heads of [E, H], added in their order: each bit depends on this edge alone."""
+    """Return the mean [E] of scores [E, H] over heads, in a fixed order: no edge depends on others."""
     return reduce(torch.add, scores.unbind(1)) / scores.shape[1]

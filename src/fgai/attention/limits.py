@@ -1,7 +1,7 @@
-"""Limits: values and both terms of the score of every node are clipped to the range of a reference graph.
+"""Limits: clip what an attention layer computes for each node to the range seen on a reference graph.
 
-Each is clipped by channel and in its norm, since a typical node is extreme in a few channels, not in all.
-Measured on all values of a graph, without a share to clip, limits change nothing on that graph, bit for bit.
+Each channel is clipped, and the norm: a typical node is extreme in a few channels, not in all. Limits
+measured with `clip_share=0` and `shrink=0` on all nodes of a graph change nothing on it, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.attention.hooks import find_layers, nearest
+from fgai.attention.hooks import find_layers, registered_for
 from fgai.attention.interface import TappedLayer, _layout_of, uncompiled
 from fgai.errors import AttentionError, InputError
 from fgai.ops import clip, range_norm
@@ -30,16 +30,16 @@ SLACK = 1e-5  # relative margin of ranges and radii: kernels that sum in another
 
 @typed
 class Limits(nn.Module):
-    """Range and largest norm of one vector of `size` that an attention layer computes for every node.
+    """Range and largest norm of a tensor [N, *size] that an attention layer computes per node.
 
-    Infinite, clipping nothing, until they are measured. With `derived=True` only the range of each channel is
-    enforced; the norm bound already holds for the input.
+    Both are infinite, and clip nothing, until `measure` sets them. With `derived=True` the norm is not
+    limited: the tensor is computed from one whose norm is.
 
     Attributes:
         low: lower ends [*size].
         high: upper ends [*size].
-        radius: largest norm, a scalar: distance from the middle of the range, in units of half its width.
-        usual: share of the numbers that were clipped on the graph it was measured on, a scalar.
+        radius: largest norm, a scalar. The norm is the distance to the middle of the range in half widths.
+        usual: share of the numbers clipped on the reference graph, a scalar.
     """
 
     low: Tensor
@@ -65,22 +65,22 @@ class Limits(nn.Module):
         return f"{tuple(self.low.shape)}, mean width {float(width):.3g}, radius {float(self.radius):.3g}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` [N, ...] clipped to the range; its memory may be used, see `fgai.ops.clip`."""
+        """Return `x` [N, ...] clipped; may overwrite `x`, see `fgai.ops.clip`."""
         return self.clip(x) if self._override is None else self._override(x)
 
     def clip(self, x: Tensor, *, copied: bool = False) -> Tensor:
-        """Return `x` [N, ...] clipped; with `copied`, the range may be changed before the backward pass."""
+        """Return `x` [N, ...] clipped; with `copied`, you may change the range before the backward pass."""
         bounds = [self.low.view(x.shape[1:]), self.high.view(x.shape[1:]), self.radius]
         if copied:
             bounds = [bound.clone() for bound in bounds]
         return clip(x, *bounds, straight=self.straight)
 
-    def at(self, points: Tensor) -> Tensor:
-        """Return the values at points of the unit box [M, ...]: 0 is the lower end, 1 the upper."""
+    def from_unit_box(self, points: Tensor) -> Tensor:
+        """Scale points [M, ...] between 0 and 1 to values between `low` and `high`."""
         return self.low + points * (self.high - self.low)
 
-    def points_of(self, x: Tensor) -> Tensor:
-        """Return the points of the unit box [M, ...] of values inside the range."""
+    def to_unit_box(self, x: Tensor) -> Tensor:
+        """Scale values [M, ...] between `low` and `high` to points between 0 and 1."""
         width = self.high - self.low
         return torch.where(width > 0, (x - self.low) / width.clamp(min=1e-30), 0.5).clamp(0, 1)
 
@@ -97,9 +97,9 @@ class Limits(nn.Module):
     ) -> None:
         """Set range and radius from rows `x` [N, ...].
 
-        A share `clip_share` is left out at either end of each channel, and a share `shrink` of the rows, the
-        largest, out of the radius. Order statistics are those of every `stride`-th row, and rows of `earlier`
-        runs are contained, too. `usual` counts the clipped numbers.
+        The range leaves out a share `clip_share` at either end of each channel, the radius a share `shrink`
+        of the rows, those with the largest norms; shares are taken of every `stride`-th row. Both also cover
+        the rows of `earlier` runs. With `usual`, the attribute of that name is updated.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
         low, high = measured = ranges(rows[::stride] if clip_share else rows, clip_share)
@@ -127,17 +127,17 @@ class Limits(nn.Module):
 
     @torch.no_grad()
     def set(self, low: Tensor, high: Tensor, radius: Tensor, usual: Tensor) -> None:
-        """Set limits that were measured elsewhere; see the attributes."""
+        """Set the attributes to values that were measured elsewhere."""
         for name, values in {"low": low, "high": high, "radius": radius, "usual": usual}.items():
             getattr(self, name).copy_(values)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what a block sets."""
+        """Leave out the override that is set inside a `with` block."""
         return {**self.__dict__, "_override": None}
 
 
 def ranges(x: Tensor, clip_share: float) -> tuple[Tensor, Tensor]:
-    """Return least and largest rows of `x`, a share left out at either end; if none, `SLACK` further out."""
+    """Return the range of each channel without a share at either end; with share 0, wider by `SLACK`."""
     count = int(clip_share * x.shape[0])
     if count == 0:
         low, high = x.amin(0), x.amax(0)
@@ -149,7 +149,7 @@ def ranges(x: Tensor, clip_share: float) -> tuple[Tensor, Tensor]:
 
 
 def largest(x: Tensor, share: float) -> Tensor:
-    """Return the largest of numbers [N], a share of them left out."""
+    """Return the largest of numbers [N] after leaving out a share of them."""
     count = int(share * x.numel())
     return x.max() if count == 0 else x.kthvalue(x.numel() - count).values
 
@@ -162,12 +162,12 @@ def limits_of(model: nn.Module) -> list[Limits]:
 
 Clip = Callable[[Tensor], Tensor]
 Step = Callable[[Limits, Clip, Tensor], Tensor]
-"""(limits, what clips to them, values [N, ...]) → values that the layer uses."""
+"""(limits, function that clips to them, values [N, ...]) → values that the layer uses."""
 
 
 @contextmanager
 def _set(changes: Iterable[tuple[Limits, str, Any]]) -> Iterator[None]:
-    """Set attributes of limits for a block; such blocks in other threads wait."""
+    """Set (limits, attribute, value) inside the block; such blocks in other threads wait."""
     with ExitStack() as stack:
         stack.enter_context(exclusive())
         for limits, name, value in changes:
@@ -178,7 +178,7 @@ def _set(changes: Iterable[tuple[Limits, str, Any]]) -> Iterator[None]:
 
 @typed
 def overriding(limits: Iterable[Limits], step: Step) -> AbstractContextManager[None]:
-    """Call `step` in place of clipping to some limits in the block; blocks may be nested."""
+    """Inside the block, call `step` where these limits would clip; blocks may be nested."""
     return _set((one, "_override", partial(step, one, one._override or one.clip)) for one in limits)
 
 
@@ -191,10 +191,10 @@ def measuring(
     shrink: float = 0.0,
     sampled: bool = False,
 ) -> AbstractContextManager[None]:
-    """Set the ranges of a model's limits in every forward pass in the block, from all runs of a layer.
+    """Measure a model's limits on the forward passes inside the block; all runs of a layer count.
 
-    `clip_share` and `shrink` are those of `Limits.measure`. Only `nodes` (bool [N] or indices) are measured,
-    all by default; `sampled` computes order statistics from a few thousand of them, evenly spread.
+    `clip_share` and `shrink` are those of `Limits.measure`. `nodes` (bool [N] or indices) are measured,
+    all by default; with `sampled`, shares are estimated from a few thousand of them, evenly spread.
     """
     runs_of: dict[Limits, list[Tensor]] = {}
 
@@ -203,7 +203,7 @@ def measuring(
         stride = max(1, rows.shape[0] // SAMPLE) if sampled else 1
         runs = runs_of.setdefault(limits, [])  # a layer that runs twice has one range for both
         limits.measure(rows, clip_share, shrink, stride=stride, earlier=runs, usual=not sampled)
-        inside = clip_share == shrink == 0 and nodes is None  # all of it
+        inside = clip_share == shrink == 0 and nodes is None  # nothing to clip
         # A later run may widen the range before the backward pass reads it.
         out = x if inside else limits.clip(x, copied=True)
         runs.append((out if nodes is None else out[nodes]).detach())
@@ -214,7 +214,7 @@ def measuring(
 
 @typed
 def straight_through(model: nn.Module) -> AbstractContextManager[None]:
-    """Let gradients pass straight through a model's limits in the block."""
+    """Inside the block, gradients ignore the clipping of a model's limits (straight-through estimator)."""
     return _set((limits, "straight", True) for limits in limits_of(model))
 
 
@@ -237,7 +237,7 @@ def counting(model: nn.Module) -> Iterator[list[int]]:
 
 @typed
 def clipped_share(model: nn.Module) -> float:
-    """Return the share of all numbers that limits clipped on the graph they were measured on."""
+    """Return the share of all numbers that a model's limits clipped on their reference graph."""
     sizes = [(limits, limits.low.numel()) for limits in limits_of(model)]
     total = sum(size for _, size in sizes)
     return sum(float(limits.usual) * size for limits, size in sizes) / total if total else 0.0
@@ -245,13 +245,13 @@ def clipped_share(model: nn.Module) -> float:
 
 @typed
 def replacing_values(points: Mapping[Limits, Tensor], chosen: Tensor) -> AbstractContextManager[None]:
-    """Replace the values of the `chosen` (bool [M]) of the last M nodes in every run in the block.
+    """Inside the block, replace what layers compute for the last M nodes, where `chosen` (bool [M]).
 
-    `points` maps limits to new values [M, ...], in the unit box between their ends; gradients reach them.
+    `points` maps limits to values [M, ...] between 0 and 1, see `from_unit_box`; gradients reach them.
     """
 
     def step(limits: Limits, clip_rows: Clip, x: Tensor) -> Tensor:
-        out, values = clip_rows(x), limits.at(points[limits])
+        out, values = clip_rows(x), limits.from_unit_box(points[limits])
         first = out.shape[0] - values.shape[0]
         values = clip(values, limits.low, limits.high, limits.radius, straight=limits.straight)
         mask = chosen.view(-1, *[1] * (out.dim() - 1))
@@ -263,7 +263,7 @@ def replacing_values(points: Mapping[Limits, Tensor], chosen: Tensor) -> Abstrac
 
 @typed
 def replacing_entry(entry: Sequence[Limits], points: Tensor) -> AbstractContextManager[None]:
-    """Replace the values of the last M nodes by `points` [M, D], the unit boxes of `entry` concatenated."""
+    """Replace values of the last M nodes by `points` [M, D] between 0 and 1, concatenated over `entry`."""
     sizes = [limits.low.numel() for limits in entry]
     if points.dim() != 2 or points.shape[1] != sum(sizes):
         raise InputError(f"`entry_values` must have shape [nodes, {sum(sizes)}], got {tuple(points.shape)}")
@@ -277,7 +277,7 @@ def _limit_own(layer: TappedLayer) -> None:
 
 
 class _ClipOutput:
-    """A forward hook of a linear map: clips its output. Copied and pickled with its layer."""
+    """A forward hook that clips the output of a linear layer; copied and pickled with that layer."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -286,11 +286,11 @@ class _ClipOutput:
         return self.limits(output)  # type: ignore[no-any-return]
 
 
-def _limit_pyg(find_maps: Callable[[Any], dict[str, nn.Module]], layer: Any) -> None:
-    maps = find_maps(layer)
+def _limit_pyg(find_linears: Callable[[Any], dict[str, nn.Module]], layer: Any) -> None:
+    linears = find_linears(layer)
     width = layer.heads * layer.out_channels
-    limits = {name: Limits(width) for name in maps}
-    for name, linear in maps.items():
+    limits = {name: Limits(width) for name in linears}
+    for name, linear in linears.items():
         linear.register_forward_hook(_ClipOutput(limits[name]))
     layer.limits = nn.ModuleDict(limits).to(next(layer.parameters()))
 
@@ -302,7 +302,7 @@ _LIMITERS: dict[type[nn.Module], Limiter] = {TappedLayer: _limit_own}
 def register_limits(layer_type: type[nn.Module], limiter: Limiter) -> None:
     """Make `add_limits` support a class of attention layers, and its subclasses.
 
-    The `limiter` adds `Limits` modules to a layer, in place, which its forward pass then calls.
+    `limiter(layer)` adds `Limits` modules to a layer, in place; the forward pass of the layer must call them.
     """
     if not isinstance(layer_type, type) or not issubclass(layer_type, nn.Module):
         raise InputError(f"`layer_type` must be a class of modules, got {layer_type!r}")
@@ -310,17 +310,17 @@ def register_limits(layer_type: type[nn.Module], limiter: Limiter) -> None:
 
 
 def _limiter_of(layer: nn.Module) -> Limiter | None:
-    def of_pyg(pyg: Any) -> dict[type[nn.Module], Limiter]:
-        return {kind: partial(_limit_pyg, maps) for kind, maps in pyg.PYG_MAPS.items()}
+    def pyg_entries(pyg: Any) -> dict[type[nn.Module], Limiter]:
+        return {kind: partial(_limit_pyg, linears) for kind, linears in pyg.PYG_LINEARS.items()}
 
-    return nearest(layer, _LIMITERS, of_pyg)
+    return registered_for(layer, _LIMITERS, pyg_entries)
 
 
 @typed
 def add_limits(model: nn.Module) -> None:
-    """Add limits to every attention layer without some, infinite until they are measured; in place.
+    """Add infinite limits, in place, to every attention layer that has none; set them with `measuring`.
 
-    `AttentionError` if the model has no attention, or a layer that cannot be limited.
+    `AttentionError` if the model has no attention layer, or one that cannot be limited.
     """
     for name, layer in find_layers(uncompiled(model)).items():
         if limits_of(layer):
@@ -328,13 +328,13 @@ def add_limits(model: nn.Module) -> None:
         limiter = _limiter_of(layer)
         if limiter is None:
             text = f"layer {name!r} ({type(layer).__name__}) cannot be limited"
-            raise AttentionError(f"{text}; use `fgai.attention.register_limits`")
+            raise AttentionError(f"{text}; add support with `fgai.attention.register_limits`")
         limiter(layer)
 
 
 @typed
 def entry_limits(model: nn.Module) -> list[Limits]:
-    """Return the limits of the first attention layer but derived ones; none for heterogeneous models."""
+    """Return the limits of the first attention layer, without derived ones; [] for heterogeneous models."""
     if _layout_of(model) is not None:  # some nodes are sources alone, others destinations alone
         return []
     first = next(iter(find_layers(uncompiled(model)).values()))

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 @typed
 @dataclass(frozen=True, eq=False)
 class AttentionMap(Tabled):
-    """Attention of every layer: one `LayerAttention` per run, in the order the layers ran.
+    """Attention of every layer: one `LayerAttention` per run of a layer, in the order the layers ran.
 
-    Two maps are compared only on edges that `align` matched by (source, destination).
+    Two maps can have different edges: `align` keeps the common ones, so that they can be compared.
     """
 
     layers: tuple[LayerAttention, ...]
@@ -46,7 +46,7 @@ class AttentionMap(Tabled):
 
     def __getitem__(self, index: int) -> LayerAttention:
         if not -len(self.layers) <= index < len(self.layers):
-            raise AttentionError(f"layer {index} was asked for, but the map has {len(self.layers)}")
+            raise AttentionError(f"layer {index} was asked for, the map has {len(self)}; count from 0 or -1")
         return self.layers[index]
 
     def __repr__(self) -> str:
@@ -58,13 +58,13 @@ class AttentionMap(Tabled):
         sizes = [Column(name, "d") for name in ("nodes", "edges", "heads")]
         columns = [Column("layer"), *sizes, Column("strongest neighbour's share, mean")]
         rows = [
-            [w.name or str(index), w.num_nodes, w.num_edges, w.num_heads, _strongest(w)]
+            [w.name or str(index), w.num_nodes, w.num_edges, w.num_heads, _strongest_share(w)]
             for index, w in enumerate(self.layers)
         ]
         return [Table("Attention, layer by layer", columns, rows)]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a `DataFrame` with a row per layer, edge and head; `heads("mean")` first leaves one head."""
+        """Return a `DataFrame` with a row per layer, edge and head; call `heads("mean")` first for means."""
         names = [w.name or str(index) for index, w in enumerate(self.layers)]
         rows = [w.num_edges * w.num_heads for w in self.layers]
         columns = {
@@ -83,12 +83,12 @@ class AttentionMap(Tabled):
 
     @property
     def depths(self) -> list[int]:
-        """Number of layers that ran before each entry; entries of one layer have the same."""
-        starts = [w.edge_type is None or _layer(w) != _layer(v) for v, w in pairwise(self.layers)]
+        """Number of layers before each entry; the entries of one layer, by edge type, have the same."""
+        starts = [w.edge_type is None or _layer_name(w) != _layer_name(v) for v, w in pairwise(self.layers)]
         return list(accumulate(starts, initial=0)) if self.layers else []
 
     def of_type(self, edge_type: tuple[str, str, str]) -> AttentionMap:
-        """Return the entries of one type of edges, one per layer; for models of heterogeneous graphs."""
+        """Return the entries of one edge type of a heterogeneous graph, one per layer."""
         layers = tuple(w for w in self.layers if w.edge_type == tuple(edge_type))
         if not layers:
             types = sorted({w.edge_type for w in self.layers if w.edge_type is not None})
@@ -96,9 +96,9 @@ class AttentionMap(Tabled):
         return AttentionMap(layers)
 
     def heads(self, how: str | int = "mean") -> AttentionMap:
-        """Return the map with one head per layer: the `"mean"`, the `"max"`, the `"log"`, or one by number.
+        """Return the map with one head per layer, see `LayerAttention.heads`.
 
-        With a word, `LayerAttention.ranking` stays that of all heads.
+        The ranking of neighbours stays that of all heads, unless `how` is the number of one head.
         """
 
         def reduced(w: LayerAttention) -> LayerAttention:
@@ -108,17 +108,17 @@ class AttentionMap(Tabled):
         return self._each(reduced)
 
     def explanations(self) -> AttentionMap:
-        """Return the map of `LayerAttention.explanation`, float64 [E, 1] per layer, with the same ranks."""
+        """Return the map with `LayerAttention.explanation` as values, float64 [E, 1], ranked as before."""
         return self._each(lambda w: w.with_values(w.explanation()[:, None], w.ranking()))
 
     def ranking(self) -> list[Tensor]:
-        """Return what neighbours are ranked by, a vector [E_l] per layer; see `LayerAttention.ranking`."""
+        """Return `LayerAttention.ranking` of every layer: the numbers [E] that neighbours are ranked by."""
         return [w.ranking() for w in self.layers]
 
     def over_layers(self, how: str = "mean") -> LayerAttention:
-        """Return the `"last"`, `"mean"` or `"max"` over layers as one layer [E, 1], its heads averaged.
+        """Reduce the layers to one [E, 1]: the `"last"`, or `"mean"` or `"max"` over all; heads are averaged.
 
-        `AttentionError` if the layers have different edges (never for `"last"`).
+        `AttentionError` for `"mean"` and `"max"` if the layers have different edges.
         """
         checks.one_of(how, "how", ("last", "mean", "max"))
         if any(w.edge_type is not None for w in self.layers):
@@ -134,10 +134,10 @@ class AttentionMap(Tabled):
         return LayerAttention(values[:, None], *ends, last.num_nodes, f"{how} of layers", last.adjacency)
 
     def joined(self) -> AttentionMap:
-        """Return one entry per layer, on the edges of all types; entries without a type stay as they are.
+        """Join the entries of all edge types of a layer to one; entries without a type stay as they are.
 
-        Parallel edges of several types are added up, and the attention of every node is divided by its sum:
-        where a layer normalises within each type, all types that a node has edges of have equal weight.
+        Parallel edges are added up. The attention of every node is then divided by its sum, so in a layer
+        that normalises within each type, all types that a node has edges of have equal weight.
         """
         groups = groupby(zip(self.depths, self.layers, strict=True), key=itemgetter(0))
         return AttentionMap(tuple(_joined([w for _, w in entries]) for _, entries in groups))
@@ -151,18 +151,18 @@ class AttentionMap(Tabled):
         return self._each(lambda w: w.to(device))
 
     def restrict(self, keys: Tensor) -> AttentionMap:
-        """Return every layer with the edges of these `keys` [K] only; see `LayerAttention.restrict`."""
+        """Keep only the edges with these `keys` [K] in every layer, see `LayerAttention.restrict`."""
         return self._each(lambda w: w.restrict(keys))
 
     def align(self, other: AttentionMap) -> tuple[AttentionMap, AttentionMap]:
-        """Return both maps on their common edges, so that their rows may be compared one by one.
+        """Return both maps on their common edges, in the same order.
 
-        Edges of one map alone (injected or removed ones, added self-loops) are left out, so rows need not sum
-        to one. Node numbers must mean the same nodes in both. `AttentionError` for different numbers of
-        layers or heads, duplicated edges, or nothing in common.
+        Edges that only one map has (injected, removed, added self-loops) are left out, so the attention of a
+        node need not sum to one. Node i must be the same in both. `AttentionError` if the numbers of
+        layers or heads differ, an edge occurs twice, or no edge is common.
         """
         if len(self) != len(other):
-            raise AttentionError(f"one map has {len(self)} layers, the other {len(other)}; they do not match")
+            raise AttentionError(f"one map has {len(self)} layers, the other {len(other)}; they must match")
         pairs = [mine.align(theirs) for mine, theirs in zip(self.layers, other.layers, strict=True)]
         return AttentionMap(tuple(p[0] for p in pairs)), AttentionMap(tuple(p[1] for p in pairs))
 
@@ -170,7 +170,7 @@ class AttentionMap(Tabled):
         return AttentionMap(tuple(change(w) for w in self.layers))
 
 
-def _layer(entry: LayerAttention) -> str:
+def _layer_name(entry: LayerAttention) -> str:
     kind = entry.edge_type
     return entry.name if kind is None else entry.name.removesuffix("." + "__".join(kind))
 
@@ -181,18 +181,19 @@ def _joined(entries: list[LayerAttention]) -> LayerAttention:
         return first
     counts = sorted({w.num_heads for w in entries})
     if len(counts) > 1:
-        text = f"types of edges of layer {_layer(first)!r} have {counts} heads"
+        text = f"edge types of layer {_layer_name(first)!r} have {counts} heads"
         raise AttentionError(f"{text}; reduce them first with `heads`")
     values, source, destination = (
         torch.cat([getattr(w, name) for w in entries]) for name in ("values", "source", "destination")
     )
-    joined = LayerAttention.from_edges(values, source, destination, first.num_nodes, _layer(first)).merged()
+    edges = source, destination, first.num_nodes
+    joined = LayerAttention.from_edges(values, *edges, _layer_name(first)).merged()
     totals = joined.sums().clamp(min=torch.finfo(values.dtype).tiny)
     return joined.with_values(joined.values / totals[joined.destination])
 
 
-def _strongest(layer: LayerAttention) -> float | None:
-    """Mean over the nodes that attend to something of their largest attention; heads are averaged."""
+def _strongest_share(layer: LayerAttention) -> float | None:
+    """Return the largest attention of a node, averaged over nodes with incoming edges; heads are averaged."""
     if not layer.num_edges:
         return None
     return float(row_max(layer.heads("mean"), layer.rowptr)[layer.degree > 0].mean())

@@ -1,8 +1,8 @@
 """Adapters for PyTorch Geometric: GATConv, GATv2Conv, TransformerConv and SuperGATConv.
 
-PyG's layers return attention after dropout. GATConv and GATv2Conv run `edge_updater` with dropout 0, then the
-tap, then the same dropout; in TransformerConv and SuperGATConv `message` is replaced. A recorded forward
-equals an unrecorded one bit by bit. Subclasses that compute attention elsewhere are refused.
+PyG's layers only show attention after dropout. So adapters run `edge_updater` of GATConv and GATv2Conv with
+dropout 0 and apply dropout after the tap; they replace `message` of TransformerConv and SuperGATConv. Outputs
+are bitwise the same as without recording. Subclasses that compute attention elsewhere are refused.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def message_edges(layer: Any, edges: Any) -> tuple[Tensor, Tensor]:
     """Return (source, destination) [E] of the messages a PyG layer sends, in the layer's own order.
 
     `edges` is an `edge_index` [2, E], an `EdgeIndex`, or a `torch.sparse` matrix (COO or CSR) with
-    destinations in its rows; others raise `AttentionError`.
+    destinations in its rows; other formats raise `AttentionError`.
     """
     if not isinstance(edges, Tensor):
-        text = f"{type(layer).__name__} was given its edges as {type(edges).__name__}, which cannot be"
+        text = f"{type(layer).__name__} got its edges as a {type(edges).__name__}, which cannot be"
         raise AttentionError(f"{text} recorded; pass `edge_index` or a `torch.sparse` matrix")
     if edges.layout == torch.sparse_coo:
         destination, source = edges.indices()
@@ -51,7 +51,7 @@ def message_edges(layer: Any, edges: Any) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def override(layer: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute on the instance for the block, then restore it or its absence."""
+    """Set an attribute of this instance inside the block, then restore or delete it."""
     previous = layer.__dict__.get(name, _ABSENT)
     layer.__dict__[name] = value
     try:
@@ -65,7 +65,7 @@ def override(layer: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _counting_nodes(layer: Any) -> Iterator[Callable[[Tensor | None, Tensor | None], NodeCount]]:
-    """Yield a function that counts the nodes of a run, from tensors of its sources and destinations."""
+    """Yield a function (tensor of the sources, tensor of the destinations) → node count of this run."""
     bipartite = [False]
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ def _counting_nodes(layer: Any) -> Iterator[Callable[[Tensor | None, Tensor | No
     def count(source: Tensor | None, destination: Tensor | None) -> NodeCount:
         if source is None or destination is None:
             text = f"{type(layer).__name__} ran on a bipartite graph without features of both sides, which"
-            raise AttentionError(f"{text} cannot be recorded; give it a pair of feature matrices")
+            raise AttentionError(f"{text} cannot be recorded; call it with a pair of feature matrices")
         sizes = int(source.shape[0]), int(destination.shape[0])
         return sizes if bipartite[0] or sizes[0] != sizes[1] else sizes[0]
 
@@ -87,11 +87,11 @@ def _counting_nodes(layer: Any) -> Iterator[Callable[[Tensor | None, Tensor | No
 
 
 def check_layer(layer: Any, method: str, owner: type[nn.Module]) -> None:
-    """Raise `AttentionError` if a layer does not compute its attention in this `method` of `owner`."""
+    """Raise `AttentionError` unless the layer computes attention in `owner`'s own `method`."""
     kind = type(layer).__name__
     if getattr(getattr(layer, method), "__func__", None) is not owner.__dict__[method]:
-        text = f"{kind} replaces `{method}` of {owner.__name__}, so its attention cannot be found"
-        raise AttentionError(f"{text}; give an adapter of it to `fgai.attention.register_adapter`")
+        text = f"{kind} replaces `{method}` of {owner.__name__}, so its attention cannot be read"
+        raise AttentionError(f"{text}; write an adapter for it, see `fgai.attention.register_adapter`")
     if layer.decomposed_layers != 1:
         value = f"decomposed_layers={layer.decomposed_layers}"
         raise AttentionError(f"{kind} with {value} cannot be recorded; set it to 1")
@@ -126,7 +126,7 @@ def _edge_terms(layer: Any, edge_attr: Tensor) -> Tensor:
 def _edge_updater_adapter(
     owner: type[nn.Module], nodes: str, score: Callable[[Any, Tensor, Tensor, Tensor | None], Tensor]
 ) -> Adapter:
-    """Adapter of layers whose `edge_updater` takes rows of both ends as `nodes` and returns attention."""
+    """Adapter of layers whose `edge_updater` takes both ends as argument `nodes` and returns attention."""
 
     @contextmanager
     def adapter(layer: Any, tap: Tap) -> Iterator[None]:
@@ -156,7 +156,7 @@ def _edge_updater_adapter(
 def _propagating(
     layer: Any, message: Callable[..., Tensor], nodes: tuple[str, str]
 ) -> Iterator[list[tuple[Tensor, Tensor, NodeCount]]]:
-    """Replace `message`; yield a list that holds (source, destination, node count) during `propagate`."""
+    """Replace `message`; yield a list with (source, destination, node count) while `propagate` runs."""
     original: Callable[..., Tensor] = layer.propagate
     run: list[tuple[Tensor, Tensor, NodeCount]] = []
 
@@ -230,7 +230,7 @@ PYG_ADAPTERS: dict[type[nn.Module], Adapter] = {
 }
 
 
-PYG_MAPS: dict[type[nn.Module], Callable[[Any], dict[str, nn.Module]]] = {
+PYG_LINEARS: dict[type[nn.Module], Callable[[Any], dict[str, nn.Module]]] = {
     GATConv: lambda layer: (
         {"value": layer.lin_src, "right": layer.lin_dst} if layer.lin is None else {"value": layer.lin}
     ),
@@ -241,8 +241,8 @@ PYG_MAPS: dict[type[nn.Module], Callable[[Any], dict[str, nn.Module]]] = {
     TransformerConv: lambda layer: {"value": layer.lin_value, "query": layer.lin_query, "key": layer.lin_key},
     SuperGATConv: lambda layer: {"value": layer.lin},
 }
-"""The linear maps whose outputs are limited, by name.
+"""The linear layers whose outputs are limited, by name.
 
-GATConv and SuperGATConv compute both terms of the score from the values inside their forward pass, where
-`torch.compile` supports no hook; the limits of the values bound them.
+GATConv and SuperGATConv compute both terms of the score from the values, where `torch.compile` supports no
+hook: the limits of the values bound them.
 """

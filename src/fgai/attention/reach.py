@@ -1,4 +1,4 @@
-"""Touched nodes: the rows of each layer's attention that a perturbation can change, or did change."""
+"""Touched nodes, layer by layer: those whose attention a perturbation can change or did change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fgai import checks
 from fgai.attention.calls import Observation, _differ, call_model
-from fgai.attention.hooks import _unread_layers
+from fgai.attention.hooks import _unrecorded_layers
 from fgai.attention.interface import evaluating, model_name, uncompiled, unwrapped
 from fgai.attention.layer import LayerAttention
 from fgai.attention.map import AttentionMap
@@ -19,30 +19,30 @@ from fgai.sparse import match_edges
 from fgai.tasks import task_of
 from fgai.typed import typed
 
-LISTED = 8  # modules that a warning names
-SMALL = 64  # relative change in units of precision; smaller ones are rounding
+LISTED = 8  # most modules that a warning names
+SMALL = 64  # relative changes up to this many machine epsilons are rounding
 
 
 @typed
 def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | None = None) -> list[Tensor]:
     """Return the nodes whose attention a perturbation can change or did change, bool [N] per layer.
 
-    With S_0 the injected nodes and those whose features changed, the row of node i is in reach at layer l if
+    Let S_0 be the injected nodes and those whose features changed. Node i is in reach at layer l if
 
         i ∈ S_{l-1},  or j → i for some j ∈ S_{l-1},  or i gained or lost an incoming edge;
 
-    and S_l is S_{l-1} with the rows in reach at layer l. Entries of one layer, for its types of edges, read
-    the same states. Other layers (a normalisation over all nodes, a virtual node, attention that is not
-    recorded) can join further nodes, so the rows whose attention changed by more than rounding count, too.
-    `changed` [R] are the nodes whose features changed; the first N nodes of `after` are those of `before`.
+    and S_l is S_{l-1} and the nodes in reach at layer l. Several edge types of one layer count as one layer.
+    Nodes whose attention changed by more than rounding are touched, too: a normalisation over all nodes, a
+    virtual node or attention that is not recorded can carry a change further. `changed` [R] are the nodes
+    whose features changed; the first N nodes of `after` are those of `before`.
     """
     return [reach | moved for reach, moved in zip(*_reach_and_moved(before, after, changed), strict=True)]
 
 
 @typed
 def warn_unread(model: nn.Module) -> None:
-    """Warn if a model has attention that is not recorded (`unread-attention`); names its modules."""
-    layers = [f"{name} ({kind})" for name, kind in _unread_layers(unwrapped(uncompiled(model))).items()]
+    """Warn if a model has attention that is not recorded (`unread-attention`), and name the modules."""
+    layers = [f"{name} ({kind})" for name, kind in _unrecorded_layers(unwrapped(uncompiled(model))).items()]
     if layers:
         more = f" and {len(layers) - LISTED} more" if len(layers) > LISTED else ""
         text = f"{model_name(model)} also attends in {', '.join(layers[:LISTED])}{more}, which fgai does not"
@@ -54,10 +54,10 @@ def warn_unread(model: nn.Module) -> None:
 def warn_coupled(
     model: nn.Module, before: Observation, after: Observation, changed: Tensor | None = None
 ) -> None:
-    """Warn if a perturbation changed nodes out of reach of the recorded attention (`global-coupling`).
+    """Warn if a perturbation changed nodes that are not in reach, see `touched_rows` (`global-coupling`).
 
-    Compares attention and logits on the original graph and on the perturbed one, see `touched_rows`. A model
-    whose outputs differ from call to call is not checked.
+    Compares attention and logits on the graph before the perturbation and after it. A model whose outputs
+    differ from call to call is not checked.
     """
     reach, moved = _reach_and_moved(before.attention, after.attention, changed)
     rows = task_of(before.graph).rows_predicted_from(before.graph, reach[-1])
@@ -65,7 +65,7 @@ def warn_coupled(
     moves = (old - new).abs().amax(1) / old.abs().max().clamp(min=torch.finfo(old.dtype).tiny)
     outputs = _moved(moves, rows)
     pairs = zip(reach, moved, strict=True)
-    beyond = torch.stack([(outside & ~inside).sum() for inside, outside in pairs]).max()
+    beyond = torch.stack([(changes & ~inside).sum() for inside, changes in pairs]).max()
     if not bool((outputs & ~rows).any()) and not int(beyond):
         return
     with evaluating(model), torch.no_grad():
@@ -73,15 +73,15 @@ def warn_coupled(
             return
     others = int((outputs & ~rows).sum())
     text = f"other layers of {model_name(model)} join nodes, too: {int(rows.sum())} of {len(rows)} outputs"
-    text += f" are in reach of the attack along the recorded attention, {others} others moved, and so did the"
-    text += f" attention of {int(beyond)} nodes out of reach; those count as touched"
+    text += f" are in reach of the attack along the recorded attention, but {others} others changed, and"
+    text += f" so did the attention of {int(beyond)} nodes out of reach; those count as touched"
     warn(ReliabilityWarning("global-coupling", text))
 
 
 def _reach_and_moved(
     before: AttentionMap, after: AttentionMap, changed: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the rows in reach by hops, and those that changed by more than rounding; bool [N] per layer."""
+    """Return the nodes in reach, and those that changed by more than rounding; bool [N] per layer."""
     first = before.layers[0]
     num_nodes, device = first.num_nodes, first.values.device
     state = torch.zeros(after.layers[0].num_nodes, dtype=torch.bool, device=device)
@@ -106,7 +106,7 @@ def _reach_and_moved(
 
 
 def _moved(moves: Tensor, reach: Tensor) -> Tensor:
-    """Return the changed nodes, bool [N]; small changes count if a clear one out of reach shows coupling."""
+    """Return the changed nodes, bool [N]: none, unless one changed clearly though it is not in reach."""
     eps = torch.finfo(moves.dtype).eps
     coupled = ((moves > eps**0.5) & ~reach).any()
     return torch.where(coupled, moves > SMALL * eps, False)

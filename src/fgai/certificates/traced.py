@@ -25,7 +25,7 @@ from torch_geometric.nn.aggr import SumAggregation
 from fgai.attention import Limits, duplicate
 from fgai.attention.interface import Wrapped, uncompiled
 from fgai.attention.limits import _ClipOutput
-from fgai.attention.pyg import PYG_MAPS
+from fgai.attention.pyg import PYG_LINEARS
 from fgai.bounds.steps import ACTIVATIONS
 from fgai.certificates.chain import _Chain
 from fgai.certificates.integrity import _module_alteration
@@ -279,7 +279,7 @@ def _parts_problem(layer: Any) -> str | None:
     if any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and "_forward_" in name):
         return hooked
     limits: Any = layer._modules.get("limits")
-    names = {} if limits is None else {part: name for name, part in PYG_MAPS[type(layer)](layer).items()}
+    names = {} if limits is None else {part: name for name, part in PYG_LINEARS[type(layer)](layer).items()}
     for path, part in layer.named_modules():
         if part in names:
             hooks = list(part._forward_hooks.values())
@@ -293,7 +293,7 @@ def _parts_problem(layer: Any) -> str | None:
 
 def _convert(layer: Any) -> AttentionLayer:
     """Return a PyG layer without a `_layer_problem` as one of fgai's."""
-    maps, heads, channels = PYG_MAPS[type(layer)](layer), layer.heads, layer.out_channels
+    maps, heads, channels = PYG_LINEARS[type(layer)](layer), layer.heads, layer.out_channels
     value: Any = maps["value"]
     weight: Tensor = value.weight
     additive = type(layer) is GATConv

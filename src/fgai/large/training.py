@@ -102,7 +102,7 @@ class _StoredOutputs:
             scores = self.vanilla.scores(number)
             assert scores is not None
             ranks = torch.from_numpy(scores[positions]).to(graph.device)
-            layers.append(LayerAttention.on(adjacency, w[:, None], name, ranks))
+            layers.append(LayerAttention.from_adjacency(adjacency, w[:, None], name, ranks))
         return tuple(layers)
 
 

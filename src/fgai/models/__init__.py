@@ -1,4 +1,4 @@
-"""Attention models: GAT, GATv2 and the graph transformer from one attention layer, and GCN."""
+"""fgai's models: `GAT`, `GATv2`, `GT` (graph transformer), `GCN`, and their base `AttentionModel`."""
 
 from fgai.models.base import (
     MODELS,

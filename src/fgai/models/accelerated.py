@@ -1,4 +1,4 @@
-"""PyG's attention layers on fgai's kernels: same weights, same call, same numbers."""
+"""`accelerate`: run PyG's attention layers on fgai's kernels, with the same weights, call and numbers."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(eq=False)
 class _Edges:
-    """The edges of one call, in place of PyG's `edge_index`, which its layers only pass on."""
+    """The edges of one call. PyG's layers pass it on in place of `edge_index`."""
 
-    edge_index: Tensor  # [2, E] with the self-loops that the layer adds
+    edge_index: Tensor  # [2, E], with self-loops if the layer adds them
     adjacency: Adjacency
     order: Tensor  # [E] sorted position → column of `edge_index`
-    returned: bool = False
-    attention: Tensor | None = None  # in the order of `edge_index`, if `returned`
+    with_attention: bool = False  # the call has `return_attention_weights`
+    attention: Tensor | None = None  # if `with_attention`, in the order of `edge_index`
 
 
-def _sorted_edges(edge_index: Tensor, num_nodes: int, loops: bool) -> tuple[Tensor, Adjacency, Tensor]:
-    if loops:
+def _sorted_edges(edge_index: Tensor, num_nodes: int, add_loops: bool) -> tuple[Tensor, Adjacency, Tensor]:
+    if add_loops:
         edge_index, _ = add_self_loops(remove_self_loops(edge_index)[0], num_nodes=num_nodes)
     adjacency, order = Adjacency.build(edge_index, num_nodes)
     adjacency.check_incoming()
@@ -51,7 +51,7 @@ def _sorted_edges(edge_index: Tensor, num_nodes: int, loops: bool) -> tuple[Tens
 
 
 class _Accelerated:
-    """A PyG layer on fgai's kernels; calls that these do not cover run PyG's own code."""
+    """A PyG layer on fgai's kernels; calls that the kernels do not support run PyG's own code."""
 
     def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: Any, **options: Any) -> Any:
         size = args[0] if isinstance(self, GATConv) and args else options.get("size")
@@ -59,17 +59,17 @@ class _Accelerated:
         if len(args) > isinstance(self, GATConv):
             returned = bool(args[-1])
         forward = super().forward  # type: ignore[misc]
-        if not self._fits(x, edge_index, edge_attr, size):
+        if not self._is_supported(x, edge_index, edge_attr, size):
             return forward(x, edge_index, edge_attr, *args, **options)
         num_nodes = (x if isinstance(x, Tensor) else x[0]).shape[0]
-        loops = bool(getattr(self, "add_self_loops", False))
-        key = "fgai.accelerate", edge_index._version, num_nodes, loops
-        parts = cached_on(edge_index, key, lambda: _sorted_edges(edge_index, num_nodes, loops))
+        add_loops = bool(getattr(self, "add_self_loops", False))
+        key = "fgai.accelerate", edge_index._version, num_nodes, add_loops
+        parts = cached_on(edge_index, key, lambda: _sorted_edges(edge_index, num_nodes, add_loops))
         edges = _Edges(*parts, returned)
         out = forward(x, edges, None)
         return (out, (edges.edge_index, edges.attention)) if returned else out
 
-    def _fits(self: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any) -> bool:
+    def _is_supported(self: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any) -> bool:
         if not isinstance(x, Tensor):
             square = isinstance(x, tuple | list) and len(x) == 2 and all(isinstance(one, Tensor) for one in x)
             if not square or x[0].shape[0] != x[1].shape[0]:
@@ -85,18 +85,18 @@ class _Accelerated:
             and (edge_attr is None or not isinstance(self, TransformerConv))
             and not self.explain
             and not any(name in self.__dict__ for name in ("edge_updater", "propagate", "message"))
-            and not any(getattr(self, name) for name in _HOOKS)
+            and not any(getattr(self, name) for name in _HOOK_NAMES)
             and not torch.compiler.is_compiling()
             and not torch.jit.is_tracing()  # type: ignore
         )
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
-        """Keep `propagate` and `edge_updater`: PyG would generate them anew for a copy."""
+        """Do nothing: PyG would overwrite `propagate` and `edge_updater` of a copy."""
 
     def edge_updater(self: Any, edge_index: Any, **kwargs: Any) -> Any:
         if not isinstance(edge_index, _Edges):
             return super().edge_updater(edge_index, **kwargs)  # type: ignore[misc]
-        return kwargs.get("alpha")  # GATConv's sides of the score; the others have them in `propagate`
+        return kwargs.get("alpha")  # both terms of GATConv's score; other layers pass theirs to `propagate`
 
     def propagate(self: Any, edge_index: Any, **kwargs: Any) -> Any:
         if not isinstance(edge_index, _Edges):
@@ -105,15 +105,15 @@ class _Accelerated:
             return self._attend(edge_index, kwargs)
 
     def _attend(self: Any, edges: _Edges, tensors: dict[str, Any]) -> Tensor:
-        """Return the weighted sums [N, H, C]; scores at least in single precision, like PyG's softmax."""
-        values, *sides = self._parts(tensors)
+        """Return the weighted sums [N, H, C]; computes in float32 at least, like PyG's softmax."""
+        values, *sides = self._values_and_sides(tensors)
         dtype = values.dtype
         precise = torch.promote_types(dtype, torch.float32)
-        if edges.returned or not values.is_cuda:  # the fused kernels of the GPU read 16 bits themselves
+        if edges.with_attention or not values.is_cuda:  # the fused kernels of the GPU read 16 bits themselves
             values, *sides = (part.to(precise) for part in (values, *sides))
         slope = (float(self.negative_slope),) if hasattr(self, "negative_slope") else ()
         p = float(self.dropout) if self.training else 0.0
-        if not edges.returned:
+        if not edges.with_attention:
             out, _ = self._fused(*sides, values, edges.adjacency, *slope, dropout=p, written=False)
         else:  # a loss on the attention needs its gradient
             attention = edge_softmax(self._scores(*sides, edges.adjacency, *slope), edges.adjacency)
@@ -124,7 +124,7 @@ class _Accelerated:
         return rounded
 
 
-_HOOKS = tuple(
+_HOOK_NAMES = tuple(
     f"_{step}_forward{when}_hooks"
     for step in ("propagate", "message", "aggregate", "edge_update")
     for when in ("", "_pre")
@@ -136,7 +136,7 @@ class AcceleratedGATConv(_Accelerated, GATConv):  # type: ignore[misc]
 
     _scores, _fused = staticmethod(score_additive), staticmethod(attend_additive)
 
-    def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
+    def _values_and_sides(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
         return tensors["x"][0], *tensors["alpha"]
 
 
@@ -145,7 +145,7 @@ class AcceleratedGATv2Conv(_Accelerated, GATv2Conv):  # type: ignore[misc]
 
     _scores, _fused = staticmethod(score_dynamic), staticmethod(attend_dynamic)
 
-    def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
+    def _values_and_sides(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
         return tensors["x"][0], *tensors["x"], self.att[0]
 
 
@@ -154,11 +154,11 @@ class AcceleratedTransformerConv(_Accelerated, TransformerConv):  # type: ignore
 
     _scores, _fused = staticmethod(score_dot), staticmethod(attend_dot)
 
-    def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
+    def _values_and_sides(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
         return tensors["value"], tensors["query"], tensors["key"]
 
 
-_FAST: dict[type[nn.Module], type[nn.Module]] = {
+_REPLACEMENTS: dict[type[nn.Module], type[nn.Module]] = {
     GATConv: AcceleratedGATConv,
     GATv2Conv: AcceleratedGATv2Conv,
     TransformerConv: AcceleratedTransformerConv,
@@ -167,7 +167,7 @@ _FAST: dict[type[nn.Module], type[nn.Module]] = {
 
 def _unsupported(layer: Any) -> str:
     """Return the reason why the kernels cannot compute this layer; empty if they can."""
-    if type(layer) not in _FAST:
+    if type(layer) not in _REPLACEMENTS:
         return "is a subclass"
     if getattr(layer, "lin_edge", None) is not None:
         return "has edge features"
@@ -185,15 +185,14 @@ def accelerate(model: Model) -> Model:
     """Return a copy of a PyG model whose attention layers run on fgai's kernels.
 
     `GATConv`, `GATv2Conv` and `TransformerConv` are called as before and give the same numbers up to
-    rounding, several times faster and with less memory: no array of edges × channels is made. Parameters and
-    their names stay, so `model.load_state_dict(fast.state_dict())` goes back. `return_attention_weights`
-    works. Edges are sorted once per `edge_index` and kept with it, so pass the same tensor in every epoch.
-    Gradients of gradients are not available, and dropout draws other numbers than PyG's.
+    rounding, several times faster and with less memory: no tensor of edges × channels is created. Parameters
+    keep their names, so `model.load_state_dict(fast.state_dict())` works, as does `return_attention_weights`.
+    Edges are sorted once per `edge_index` tensor, so pass the same tensor in every epoch. Gradients of
+    gradients are not supported, and dropout draws other random numbers than in PyG.
 
-    Calls that the kernels do not cover run PyG's own code: bipartite graphs, sparse matrices, layers inside
-    `torch.compile`, PyG's `Explainer`. Layers that cannot be accelerated (subclasses, edge features, another
-    aggregation or direction) stay as they are, with one `FgaiWarning`; `InputError` if no layer is
-    accelerated.
+    Calls on bipartite graphs or sparse matrices, inside `torch.compile` or in PyG's `Explainer` run PyG's own
+    code. Layers that cannot be accelerated (subclasses, edge features, another aggregation or direction) stay
+    as they are, with one `FgaiWarning`; `InputError` if no layer can be accelerated.
 
     Example:
         >>> from torch_geometric.nn import GAT
@@ -204,13 +203,13 @@ def accelerate(model: Model) -> Model:
     fast: Model = copy.deepcopy(originals(model)[0])
     unchanged, count = {}, 0
     for name, layer in fast.named_modules():
-        if not isinstance(layer, tuple(_FAST)) or isinstance(layer, _Accelerated):
+        if not isinstance(layer, tuple(_REPLACEMENTS)) or isinstance(layer, _Accelerated):
             continue
         reason = _unsupported(layer)
         if reason:
             unchanged[f"{name or 'the model'} ({type(layer).__name__})"] = reason
         else:
-            layer.__class__ = _FAST[cast(type[nn.Module], type(layer))]
+            layer.__class__ = _REPLACEMENTS[cast(type[nn.Module], type(layer))]
             count += 1
     reasons = "; ".join(f"{name} {reason}" for name, reason in unchanged.items())
     if not count:

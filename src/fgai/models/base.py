@@ -1,4 +1,4 @@
-"""`AttentionModel`, the base of all models, and models by name."""
+"""`AttentionModel`, the base of fgai's models, and `MODELS`, the models by name."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ from fgai.sparse import Features
 from fgai.tasks import DECODERS, POOLINGS, get_task, task_of
 from fgai.typed import typed
 
-LARGE = 100_000  # nodes from which the paper's arXiv architecture (three layers, width 128) is picked
+LARGE = 100_000  # from this many nodes on, models have the paper's arXiv sizes (three layers, width 128)
 Guard = Callable[[Tensor | Features, Graph], Tensor | None]  # (input of a layer, graph) → edge weights [E]
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What certificates and conversions may assume about the models of one class, which declares it itself.
+    """The class attribute `capabilities` of a model: what certificates and conversions may assume about it.
 
-    A class with `capabilities`, even empty, promises that its forward pass in evaluation mode depends on
-    weights and graph only, and consists of fgai's and PyTorch's layers and of `parts`. Subclasses do not
-    inherit it.
+    A class that sets it, even to `Capabilities()`, promises that its forward pass in evaluation mode depends
+    on weights and graph only, and consists of layers of fgai and PyTorch and of `parts`. Not inherited.
 
     Attributes:
         body: `"layers"`, as in `GAT`: `convs` are `AttentionLayer`s with ELU between them and nothing else.
-            `"blocks"`, as in `GT`: `enter` reads inputs row by row, `blocks` are `TransformerBlock`s, and
-            `head` is a linear map, ReLU and a linear map. Empty: neither.
-        parts: the model's own classes of modules.
+            `"blocks"`, as in `GT`: `enter` maps inputs row by row, `blocks` are those of `GT`, and `head` is
+            linear, ReLU, linear. Empty: neither.
+        parts: classes of modules that the model defines itself.
     """
 
     body: str = ""
@@ -46,13 +45,13 @@ class Capabilities:
 
 @typed
 def capabilities_of(kind: type[nn.Module]) -> Capabilities | None:
-    """Return what a class of models declares, or None."""
+    """Return the `capabilities` that this class of models sets itself, or None."""
     capabilities = vars(kind).get("capabilities")
     return capabilities if isinstance(capabilities, Capabilities) else None
 
 
 def _arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a constructor from its `locals()`, for `config`."""
+    """Return the arguments of a constructor from its `locals()`, to store as `config`."""
     return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
 
@@ -62,20 +61,20 @@ def _mlp_head(width: int, out_channels: int) -> nn.Sequential:
 
 @typed
 def body_of(model: nn.Module) -> str:
-    """Return the `body` that the class of a model declares; empty if it declares none."""
+    """Return `body` of the model's capabilities; empty if its class sets none."""
     capabilities = capabilities_of(type(model))
     return "" if capabilities is None else capabilities.body
 
 
 @typed
 class AttentionModel(GraphModel, ABC):
-    """Base of all models: embeds nodes, then reads out for the task. A subclass defines `embed` at least.
+    """Base of fgai's models: `embed` computes node embeddings, `read_out` turns them into the task's logits.
 
-    Tasks: `node` gives logits [N, out]; `link` gives logits [L, 2] for the pairs in `graph.links`, from the
-    `dot` product of the two embeddings or ten times their `cosine` (`decoder`), or the embeddings of a graph
-    without links; `graph` pools the nodes of each small graph by `mean` or `max` and gives logits [G, out].
-    `config` holds the constructor's arguments, enough to build the model again; `guard` computes the edge
-    weights of each layer, None for those of the graph.
+    A subclass defines `embed` at least. Task `node` gives logits [N, out]. `link` gives logits [L, 2] for the
+    pairs in `graph.links`, from the `dot` product of two embeddings or ten times their `cosine` (`decoder`);
+    without links, embeddings. `graph` pools each small graph by `mean` or `max` and gives logits [G, out].
+    `config` holds the constructor's arguments, enough to build the model again. `guard` computes the edge
+    weights of each layer; if it is None, layers use those of the graph.
     """
 
     forward_parts: ClassVar[frozenset[str]] = frozenset(
@@ -93,22 +92,22 @@ class AttentionModel(GraphModel, ABC):
 
     @classmethod
     def for_data(cls, data: Any, **overrides: Any) -> Self:
-        """Build a model whose sizes and task fit `data` (a `Graph` or PyG `Data`); `overrides` win.
+        """Build a model for `data` (a `Graph` or PyG `Data`); `overrides` replace sizes and task found in it.
 
         `InputError` if the data has no features or, for node and graph tasks, no labels.
         """
         graph = as_graph(data)
         cls.check_edges(graph)
         if graph.features is None:
-            raise InputError(f"{graph.name!r} has no node features; add some, e.g. node degrees")
+            raise InputError(f"{graph.name!r} has no node features; give `data.x`, e.g. node degrees")
         task = overrides.get("task", task_of(graph).name)
         if get_task(task).out_channels(graph) < 2 and "out_channels" not in overrides:
-            raise InputError(f"{graph.name!r} has no labels; give `out_channels` or a graph with `y`")
+            raise InputError(f"{graph.name!r} has no labels of two classes; give `data.y` or `out_channels`")
         return cls(**{**cls.sizes(graph, task), **overrides})
 
     @classmethod
     def sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
-        """Return the constructor's arguments that depend on the data, for `for_data`."""
+        """Return the constructor arguments that depend on the data; `for_data` passes them."""
         out = get_task(task).out_channels(graph)
         return {"in_channels": graph.num_features, "out_channels": out, "task": task}
 
@@ -120,21 +119,21 @@ class AttentionModel(GraphModel, ABC):
 
     @property
     def can_capture(self) -> bool:
-        """Whether there is no guard, which may wait for the device."""
+        """Whether a CUDA graph can capture training: there is no guard, which may wait for the GPU."""
         return self.guard is None
 
     @property
     def streams(self) -> bool:
-        """Whether `prepare` adds nothing but self-loops, so that a stored graph is read row by row."""
+        """Whether the model can run on a graph on disk row by row: `prepare` adds self-loops at most."""
         return type(self).prepare is AttentionModel.prepare
 
     @property
     def is_rowwise(self) -> bool:
-        """Whether nodes interact in attention alone: logits per node, and no guard."""
+        """Whether nodes interact only in attention layers: logits are per node, and there is no guard."""
         return get_task(self.task).row_per_node and self.guard is None
 
     def edge_weight(self, x: Tensor | Features, graph: Graph) -> Tensor | None:
-        """Return the edge weights [E] of the layer that reads `x`, or None for ones."""
+        """Return the edge weights [E] of the layer whose input is `x`; None if all are 1."""
         return graph.edge_weight if self.guard is None else self.guard(x, graph)
 
     def convolve(
@@ -156,7 +155,7 @@ class AttentionModel(GraphModel, ABC):
         """Return the node embeddings [N, out] of a prepared graph."""
 
     def check_graph(self, graph: Graph) -> None:
-        """Raise `InputError` if the model cannot read the features, or attributes or weights of edges."""
+        """Raise `InputError` if the model cannot read the features, `edge_attr` or `edge_weight`."""
         self._check_width(graph)
         super().check_graph(graph)
         weight = graph.edge_weight
@@ -168,7 +167,7 @@ class AttentionModel(GraphModel, ABC):
         width = self.config["in_channels"]
         if graph.features is None or graph.num_features != width:
             text = f"the model reads {width} features per node, {graph.name!r} has {graph.num_features}"
-            raise InputError(f"{text}; was it trained on another dataset?")
+            raise InputError(f"{text}; use the data it was trained on, or a new model (`for_data`)")
 
     def forward(
         self,
@@ -180,8 +179,8 @@ class AttentionModel(GraphModel, ABC):
     ) -> Tensor:
         """Return logits: [N, out] for nodes, [L, 2] for the graph's links, [G, out] for graphs.
 
-        Called as `model(graph)`, as `model(graph, links)` for the scores [L] of other pairs [2, L], or as
-        PyG's models are: `model(data)` or `model(x, edge_index, batch)`. A `Graph` is faster.
+        Call `model(graph)`, or, more slowly, `model(data)` or `model(x, edge_index, batch)` as in PyG.
+        `model(graph, links)` returns the scores [L] of other pairs `links` [2, L].
         """
         if not isinstance(graph, Graph):
             edges = edge_index if links is None else links
@@ -206,17 +205,17 @@ def as_graph(data: Any) -> Graph:
     if hasattr(data, "edge_index"):
         return Graph.from_data(data)
     if isinstance(data, GraphOnDisk):
-        text = f"{data.name!r} is stored, but this function needs it in memory; give `stored.load()`, or use"
+        text = f"{data.name!r} is on disk, but this function needs it in memory; give `stored.load()`, or use"
         raise InputError(f"{text} `evaluate_store`, or `batch_size` in `train`, `make_faithful` and `harden`")
     kind = type(data).__name__
     hint = "; see `fgai.hetero.HeteroView`" if kind == "HeteroData" else ""
-    raise InputError(f"`data` must be a fgai Graph or a PyG Data, got {kind}{hint}")
+    raise InputError(f"`data` must be an fgai Graph or a PyG Data, got {kind}{hint}")
 
 
 def _graph_of(data: Any, edge_index: Tensor | None, batch: Tensor | None) -> Graph:
     if isinstance(data, Tensor):
         if edge_index is None:
-            raise InputError("call it as model(graph), model(data) or model(x, edge_index), got `x` alone")
+            raise InputError("`edge_index` is missing; use model(graph), model(data) or model(x, edge_index)")
         return Graph.from_edges(edge_index, data.shape[0], data, batch=batch)
     arguments = arguments_from_data(data)
     read = {name: arguments[name] for name in ("edge_index", "num_nodes", "features", *VALUES)}
@@ -226,31 +225,31 @@ def _graph_of(data: Any, edge_index: Tensor | None, batch: Tensor | None) -> Gra
 def _as_features(graph: Graph) -> Features:
     if not isinstance(graph, Graph):
         kind = type(graph).__name__
-        raise InputError(f"`graph` must be a prepared `Graph`, got {kind}; call the model itself on data")
+        raise InputError(f"`graph` must be a prepared `Graph`, got {kind}; call `model(data)` instead")
     if graph.features is None:
-        raise InputError(f"{graph.name!r} has no node features")
+        raise InputError(f"{graph.name!r} has no node features; give `data.x`")
     return graph.features
 
 
 K = TypeVar("K", bound=type[AttentionModel])
 
-MODELS: dict[str, type[AttentionModel]] = {}  # networks by class name
+MODELS: dict[str, type[AttentionModel]] = {}  # models by class name
 
 
 @typed
 def register_model(kind: K) -> K:
-    """Register a network under the name of its class; a decorator.
+    """Register a model class under its name; use it as a decorator.
 
-    It can then be built, trained, saved and loaded by name, like fgai's own. Its constructor takes
+    The model can then be built, trained, saved and loaded by name, like fgai's own. The constructor takes
     `in_channels`, `out_channels` and keyword arguments and stores them in `config`; `sizes` returns those
-    that depend on the data. A class of the same module and name replaces the earlier one; `InputError` if
-    another class has its name, or it is no subclass of `AttentionModel`.
+    that depend on the data. Running a definition again replaces the class. `InputError` if a class of another
+    module has the name, or it is no subclass of `AttentionModel`.
     """
     if not isinstance(kind, type) or not issubclass(kind, AttentionModel):
         raise InputError(f"`kind` must be a subclass of `fgai.models.AttentionModel`, got {kind!r}")
     name = kind.__name__
     other = MODELS.get(name, kind)
     if (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise InputError(f"{name!r} is {other.__module__}.{other.__qualname__} already; choose another name")
+        raise InputError(f"{name!r} is already {other.__module__}.{other.__qualname__}; rename the class")
     MODELS[name] = kind
     return kind

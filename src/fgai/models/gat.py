@@ -1,4 +1,4 @@
-"""`GAT` and `GATv2`: the same network with two scores."""
+"""`GAT` and `GATv2`: the same model with different attention scores."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from fgai.typed import typed
 @typed
 @register_model
 class GAT(AttentionModel):
-    """Graph attention network: hidden layers of several heads, an output layer of one, without activation.
+    """Graph attention network: hidden layers with several heads, an output layer with one.
 
     Args:
-        hidden_channels: width per hidden head.
-        heads: hidden heads.
-        num_layers: attention layers in all, the output layer included.
-        dropout: rate on the input of every layer while training.
-        attention_dropout: rate on the attention while training.
+        hidden_channels: width of each head of a hidden layer.
+        heads: number of heads of a hidden layer.
+        num_layers: number of attention layers, including the output layer.
+        dropout: dropout rate of the input of every layer.
+        attention_dropout: dropout rate of the attention.
         norm: None, or `"layer"` to normalise the input and the hidden features.
-        head: None, or `"mlp"` for graphs: states of the hidden width are pooled and then classified.
+        head: None, or `"mlp"`, for task `graph` only: pool hidden states, then classify them by an MLP.
 
     Reference: Veličković et al., Graph Attention Networks, ICLR 2018.
     """
@@ -60,7 +60,7 @@ class GAT(AttentionModel):
         whole(num_layers, "num_layers", 1, 1000)
         rate(dropout)
         if one_of(head, "head", (None, "mlp")) == "mlp" and not get_task(task).row_per_graph:
-            raise InputError(f"`head='mlp'` classifies pooled graphs, got a {task!r} task")
+            raise InputError(f"`head='mlp'` needs `task='graph'`, got {task!r}; use `head=None`")
         self.config = arguments
         self.dropout = dropout
         width = hidden_channels * heads
@@ -76,7 +76,7 @@ class GAT(AttentionModel):
 
     @classmethod
     def sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
-        """Return the sizes of the paper; those for large graphs from `LARGE` nodes on."""
+        """Return the paper's sizes; from `LARGE` nodes on, those for large graphs."""
         large = graph.num_nodes >= LARGE
         sizes = {"hidden_channels": 16 if large else 8, "heads": 8, "num_layers": 3 if large else 2}
         return {**super().sizes(graph, task), **sizes}
@@ -86,13 +86,13 @@ class GAT(AttentionModel):
         return self.convolve(self.convs, graph, elu, self.dropout)
 
     def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
-        """Turn node embeddings into the task's logits; with a head, graphs are pooled before it."""
+        """Turn node embeddings into the task's logits; with an MLP head, pool before it."""
         if self.head is None:
             return super().read_out(nodes, graph, links)
         return torch.as_tensor(self.head(super().read_out(elu(nodes), graph, links)))
 
     def layerwise(self) -> Layerwise | None:
-        """Return the model as stages that act row by row around each attention, else None."""
+        """Return the model as stages; None if nodes also interact outside attention layers."""
         if not self.is_rowwise:
             return None
         *hidden, last = self.convs
@@ -103,7 +103,7 @@ class GAT(AttentionModel):
 
 @register_model
 class GATv2(GAT):
-    """GAT with the dynamic score `⟨a, leaky_relu(l_j + r_i)⟩`: each node may rank its neighbours its own way.
+    """GAT with the dynamic score `⟨a, leaky_relu(l_j + r_i)⟩`: nodes can rank neighbours differently.
 
     Reference: Brody, Alon, Yahav, How Attentive are Graph Attention Networks?, ICLR 2022.
     """

@@ -1,4 +1,4 @@
-"""`GCN`: fixed edge weights instead of attention, optionally with learned gates on them."""
+"""`GCN`: fixed edge weights instead of attention; with gates, learned ones."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fgai.typed import typed
 class GCNLayer(TappedLayer):
     """Graph convolution `Σ_{j→i} n_ji z_j + b` with symmetric normalised weights n and values z.
 
-    The weights of a node's incoming edges do not sum to one. As its attention the layer shows their shares,
+    The weights of a node's incoming edges do not sum to one. So the layer's attention is their shares a,
 
         a_ji = n_ji / s_i,   s_i = Σ_j n_ji,   output_i = s_i Σ_j a_ji z_j + b.
 
-    With gates the shares are learned: `a = softmax(score + log n)` with GAT's score, whose weights start at
-    0, where gates change nothing. `input_norm` normalises the rows of the input first.
+    With `gated`, the shares are learned: `a = softmax(score + log n)` with GAT's score. Its weights start at
+    0, which changes nothing. `input_norm` first applies layer normalisation to the input.
     """
 
     heads = 1
@@ -63,57 +63,57 @@ class GCNLayer(TappedLayer):
     def attend(
         self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the shares [E, 1], the values [N, 1, C] and the sizes s [N]."""
+        """Return the shares a [E, 1], the values z [N, 1, C] and the sums s [N]."""
         values = self.value(x) if self.input_norm is None else self.input_norm(x, self.value)
         values = self.apply_limits("value", values).view(-1, 1, self.channels)
         if edge_weight is None and values.dtype == torch.float32:
-            shares, sizes = cached_on(adjacency, "gcn shares", lambda: _shares(adjacency, None))
+            shares, sums = cached_on(adjacency, "gcn shares", lambda: _shares(adjacency, None))
         else:
-            shares, sizes = _shares(adjacency, edge_weight, values.dtype)
+            shares, sums = _shares(adjacency, edge_weight, values.dtype)
         if self.gated:
             source, destination = node_scores(values, self.source_weight, self.destination_weight)
             source = self.apply_limits("source", source)
             destination = self.apply_limits("destination", destination)
             scores = score_additive(source, destination, adjacency)
             shares = weighted_softmax(scores, shares.squeeze(1), adjacency)
-        return shares, values, sizes
+        return shares, values, sums
 
     def forward(
         self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """Return [N, C]; `edge_weight` [E] weights the edges, 1 by default."""
-        shares, values, sizes = self.attend(x, adjacency, edge_weight)
+        """Return [N, C]; `edge_weight` [E] multiplies the edges, 1 by default."""
+        shares, values, sums = self.attend(x, adjacency, edge_weight)
         shares = self.show_attention(shares, adjacency)
-        return sizes[:, None] * aggregate(shares, values, adjacency).squeeze(1) + self.bias
+        return sums[:, None] * aggregate(shares, values, adjacency).squeeze(1) + self.bias
 
 
 def _shares(
     adjacency: Adjacency, edge_weight: Tensor | None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Return the shares [E, 1] of `w_ji / √(d_j d_i)` with `d_i = Σ_j w_ji`, 0 where d_i is 0, and s [N]."""
+    """Return shares a [E, 1] and sums s [N] of `n_ji = w_ji / √(d_j d_i)`, 0 if d_i = `Σ_j w_ji` is."""
     weight = edge_weight
     if weight is None:
         weight = torch.ones(adjacency.num_edges, device=adjacency.device)
     degree = row_sum(weight, adjacency.rowptr)
     scale = torch.where(degree > 0, degree.clamp(min=1e-12).rsqrt(), 0.0)
     normalised = (weight * scale[adjacency.source] * scale[adjacency.destination]).to(dtype)
-    sizes = row_sum(normalised, adjacency.rowptr)
-    return (normalised / sizes.clamp(min=1e-12)[adjacency.destination])[:, None], sizes
+    sums = row_sum(normalised, adjacency.rowptr)
+    return (normalised / sums.clamp(min=1e-12)[adjacency.destination])[:, None], sums
 
 
 @typed
 @register_model
 class GCN(AttentionModel):
-    """Graph convolutional network on the graph with self-loops; its explanation is the shares of the edges.
+    """Graph convolutional network; its explanation is the share of each edge, see `GCNLayer`.
 
-    Without gates the shares depend on degrees alone, the same at every layer, so they say little. With gates
-    they are learned, less stable, and worth making faithful. Logits carry no activation.
+    Without gates, shares depend on degrees only and are the same in every layer, so they explain little. With
+    gates they are learned, less stable, and worth making faithful.
 
     Args:
         hidden_channels: width of the hidden layers.
-        num_layers: in all, the output layer included.
-        dropout: rate on the input of every layer while training.
-        gated: learn gates on the edges, see `GCNLayer`.
+        num_layers: number of layers, including the output layer.
+        dropout: dropout rate of the input of every layer.
+        gated: learn the shares of the edges, see `GCNLayer`.
         norm: None, or `"layer"` to normalise the input and the hidden features.
 
     Reference: Kipf, Welling, Semi-Supervised Classification with Graph Convolutional Networks, ICLR 2017.
@@ -147,7 +147,7 @@ class GCN(AttentionModel):
 
     @classmethod
     def sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
-        """Return the usual sizes; those for large graphs from `LARGE` nodes on."""
+        """Return the default sizes; from `LARGE` nodes on, those for large graphs."""
         large = graph.num_nodes >= LARGE
         sizes = {"hidden_channels": 128 if large else 64, "num_layers": 3 if large else 2}
         return {**super().sizes(graph, task), **sizes}

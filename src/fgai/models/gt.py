@@ -42,27 +42,27 @@ class _TransformerBlock(nn.Module):
         return self.update(x, self.attention(x, graph.adjacency, edge_weight))
 
     def update(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Return the new states from the old ones and the output of the attention, row by row [N, width]."""
+        """Return new states from states `x` and the attention's output, row by row [N, width]."""
         x = self.norm_attention(x + dropout(self.output(mixed), self.dropout, self.training))
-        fed = self.narrow(dropout(relu(self.wide(x)), self.dropout, self.training))
-        return self.norm_feed(x + dropout(fed, self.dropout, self.training))  # type: ignore[no-any-return]
+        out = self.narrow(dropout(relu(self.wide(x)), self.dropout, self.training))
+        return self.norm_feed(x + dropout(out, self.dropout, self.training))  # type: ignore[no-any-return]
 
 
 @typed
 @register_model
 class GT(AttentionModel):
-    """Graph transformer: linear input plus Laplacian encodings, blocks of attention, an MLP head.
+    """Graph transformer: projected features plus Laplacian encodings, attention blocks, an MLP head.
 
-    Attention runs over the graph's edges without self-loops; the residual keeps a node's own state, so an
-    isolated node is classified from its features alone.
+    No self-loops are added: residual connections keep a node's own state, so an isolated node is classified
+    from its features.
 
     Args:
         hidden_channels: width of the node states.
         heads: attention heads of each block, e.g. `(8, 1)`.
-        encodings: Laplacian encodings per node.
-        dropout: rate while training, also on the input features.
-        attention_dropout: rate on the attention while training.
-        norm: `"batch"`, or `"layer"` to also normalise the input features.
+        encodings: number of Laplacian encodings per node.
+        dropout: dropout rate of features and hidden states.
+        attention_dropout: dropout rate of the attention.
+        norm: `"batch"`, or `"layer"`, which also normalises the projected features.
 
     Reference: Dwivedi, Bresson, A Generalization of Transformer Networks to Graphs, 2021.
     """
@@ -110,12 +110,12 @@ class GT(AttentionModel):
         self.head = _mlp_head(width, out_channels)
 
     def prepare(self, graph: Graph) -> Graph:
-        """Return `graph` with its Laplacian encodings (solved once and cached)."""
+        """Return `graph` with its Laplacian encodings, computed once and cached."""
         return _with_encoding(graph, self.encodings)
 
     @property
     def streams(self) -> bool:
-        """Whether no encodings of the whole graph are read."""
+        """Whether the model can run on a graph on disk row by row: not with encodings."""
         return type(self).prepare is GT.prepare and not self.encodings
 
     def embed(self, graph: Graph) -> Tensor:
@@ -131,20 +131,20 @@ class GT(AttentionModel):
         return self.head(x)  # type: ignore[no-any-return]
 
     def enter(self, features: Features, positional: Tensor | None) -> Tensor:
-        """Return the states before the first block, row by row: features and encodings, projected."""
+        """Return the states before the first block: the projected features plus the projected encodings."""
         x = self.input_scale(self.input(features))
         if positional is not None and self.encodings > 0:
             x = x + self.encoding(positional.to(x.dtype))
         return torch.as_tensor(x)
 
     def layerwise(self) -> Layerwise | None:
-        """Return the model as stages that act row by row around each attention, else None."""
+        """Return the model as stages; None if nodes also interact outside attention layers."""
         if not self.is_rowwise:
             return None
         stages = [Stage(block.attention, block.update) for block in self.blocks]  # type: ignore[arg-type]
         return Layerwise(self.enter, stages, self.head, keeps_state=True)
 
     def read_out(self, nodes: Tensor, graph: Graph, links: Tensor | None = None) -> Tensor:
-        """Turn node states into the task's logits; graphs are pooled before the head."""
+        """Turn embeddings into the task's logits; for task `graph`, pool states, then apply the head."""
         out = super().read_out(nodes, graph, links)
         return torch.as_tensor(self.head(out)) if get_task(self.task).row_per_graph else out

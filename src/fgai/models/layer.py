@@ -1,4 +1,4 @@
-"""One attention layer, three scores: score → softmax → tap → dropout → aggregate."""
+"""`AttentionLayer`: score → softmax → tap → dropout → aggregate, with one of three scores."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from fgai.threads import exclusive
 from fgai.typed import typed
 
 SCORES = ("additive", "dynamic", "dot")
-LARGEST = 2**31 - 1  # most weights of a layer
-AT_ONCE = 2**25  # most scores in memory while they are averaged over the heads
-SHORTEST = 1e-18  # least squared length of a vector to divide by
+MAX_WEIGHTS = 2**31 - 1  # of a projection
+MAX_SCORES = 2**25  # in memory while they are averaged over the heads
+MIN_SQUARED_NORM = 1e-18  # of a vector to divide by
 
 
 class Projection(nn.Module):
-    """A linear map `x @ weight + bias` of dense tensors and `Features`; `weight` is [in, out]."""
+    """A linear layer for dense tensors and sparse `Features`; unlike in PyTorch, `weight` is [in, out]."""
 
     def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
         super().__init__()
-        if in_channels * out_channels > LARGEST:
-            raise InputError(f"a layer holds at most {LARGEST} weights, got {in_channels} × {out_channels}")
+        if in_channels * out_channels > MAX_WEIGHTS:
+            raise InputError(f"a layer has at most {MAX_WEIGHTS} weights, got {in_channels} × {out_channels}")
         memory(in_channels * out_channels, 4, "channels")
         self.weight = nn.Parameter(torch.empty(in_channels, out_channels))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
@@ -55,9 +55,9 @@ class Projection(nn.Module):
 
 
 class InputNorm(nn.Module):
-    """Layer normalisation fused with the projection that follows, so that sparse features stay sparse.
+    """Layer normalisation and the projection after it in one step, so that sparse features stay sparse.
 
-    `((x − mean) / std · γ + β) @ W` is computed as `(x @ γW − mean · 1ᵀγW) / std + βW`.
+    Computes `((x − mean) / std · γ + β) @ W` as `(x @ γW − mean · 1ᵀγW) / std + βW`.
     """
 
     def __init__(self, channels: int) -> None:
@@ -66,7 +66,7 @@ class InputNorm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor | Features, projection: Projection) -> Tensor:
-        """Return the projected, normalised features [N, D]."""
+        """Normalise `x`, then project it to [N, D]."""
         x = x if isinstance(x, Features) else Features.dense(x)
         mean, variance = x.moments()
         weight = self.scale[:, None] * projection.weight
@@ -83,8 +83,8 @@ class AttentionLayer(TappedLayer):
     - `dynamic` (GATv2): `⟨a, leaky_relu(l_j + r_i)⟩`, values l.
     - `dot` (transformer): `⟨q_i, k_j⟩ / √C`, values v.
 
-    A node without incoming edges gets the bias alone. `concat` joins the heads ([N, H·C]), otherwise they are
-    averaged ([N, C]). `input_norm` normalises rows of the input first; sparse features stay sparse.
+    A node without incoming edges gets the bias. `concat` concatenates the heads ([N, H·C]), otherwise they
+    are averaged ([N, C]). `slope` is that of `leaky_relu` below 0; `input_norm` first normalises the input.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class AttentionLayer(TappedLayer):
         at_least(in_channels, "in_channels", 1, "the graph has no features: give it some, e.g. degrees")
         whole(channels, "channels", 1)
         whole(heads, "heads", 1)
-        fraction(slope, "slope", "the leaky relu must neither fall nor outrun the identity")
+        fraction(slope, "slope", "it is the negative slope of the leaky ReLU")
         rate(attention_dropout, "attention_dropout")
         self.score = one_of(score, "score", SCORES)
         self.channels, self.heads, self.concat = channels, heads, concat
@@ -130,7 +130,7 @@ class AttentionLayer(TappedLayer):
         self.bias = nn.Parameter(torch.zeros(inner if concat else channels)) if bias else None
 
     def new_limits(self) -> dict[str, Limits]:
-        """Return limits of the values and of both sides of the score."""
+        """Return limits of the values and of the source and destination side of the score."""
         size = self.heads, self.channels
         limits = {"value": Limits(*size)}
         if self.score == "additive":  # both sides are computed from the value
@@ -147,13 +147,14 @@ class AttentionLayer(TappedLayer):
         return self.apply_limits(name, out).view(-1, self.heads, self.channels)
 
     def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Return per node the source side and destination side of the score (key, query) and the values."""
+        """Return source side (key) and destination side (query) of the score and the values, per node."""
         with exclusive():  # waits for blocks of other threads that override limits
             return self._sides(x)
 
     def _sides(self, x: Tensor | Features, num_nodes: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         if num_nodes is not None and x.shape[0] != num_nodes:
-            raise InputError(f"got {x.shape[0]} rows of features for {num_nodes} nodes")
+            text = f"`x` must have a row per node, got {x.shape[0]} rows of features for {num_nodes} nodes"
+            raise InputError(f"{text}; give features of this graph")
         values = self._project(x, self.value, "value")
         if self.score == "additive":
             source, destination = node_scores(values, self.source_weight, self.destination_weight)
@@ -165,7 +166,7 @@ class AttentionLayer(TappedLayer):
     def score_edges(
         self, source: Tensor, destination: Tensor, adjacency: Adjacency, heads: slice = slice(None)
     ) -> Tensor:
-        """Return the scores [E, H] from the two sides that `sides` gave, of some `heads`."""
+        """Return the scores [E, H] from both sides, see `sides`; `heads` says which heads these are."""
         if self.score == "additive":
             return score_additive(source, destination, adjacency, self.slope)
         if self.score == "dynamic":
@@ -173,9 +174,9 @@ class AttentionLayer(TappedLayer):
         return score_dot(destination, source, adjacency)
 
     def source_for(self, scores: Tensor, destination: Tensor) -> Tensor | None:
-        """Return a source's side for each of the scores [V, H] at its destination's side [V, H, ...].
+        """Return source sides that would get these scores [V, H] at the destination sides [V, H, ...].
 
-        None where no source could get them: a query or a weight of zeros gives all the same score.
+        None if there are none: with a query or weight of zeros, every source gets the same score.
         """
         if self.score != "dot" and self.slope <= 0:
             return None
@@ -183,7 +184,7 @@ class AttentionLayer(TappedLayer):
             return torch.where(scores > 0, scores, scores / self.slope) - destination
         along = destination if self.score == "dot" else self.score_weight
         length = along.square().sum(-1)
-        if not bool((length > SHORTEST).all()):
+        if not bool((length > MIN_SQUARED_NORM).all()):
             return None
         target = (scores / length)[..., None] * along
         if self.score == "dot":
@@ -191,9 +192,9 @@ class AttentionLayer(TappedLayer):
         return torch.where(target > 0, target, target / self.slope) - destination
 
     def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
-        """Return the mean over the heads of `score_edges` [E]; that of an edge does not depend on others."""
+        """Return `score_edges` averaged over heads [E]; no edge depends on other edges, even in rounding."""
         # Scores that sum over channels are computed head by head: several heads could change the order.
-        size = AT_ONCE // max(1, adjacency.num_edges) if self.score == "additive" else 1
+        size = MAX_SCORES // max(1, adjacency.num_edges) if self.score == "additive" else 1
         size = max(1, min(self.heads, size))
         parts = zip(torch.split(source, size, 1), torch.split(destination, size, 1), strict=True)
         total = None
@@ -208,13 +209,13 @@ class AttentionLayer(TappedLayer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the attention [E, H] before tap and dropout, the values [N, H, C] and the scores [E, H].
 
-        `edge_weight` [E], where given, enters as a log-weight on the score, see `weighted_softmax`.
+        The logarithm of `edge_weight` [E] is added to the scores, see `weighted_softmax`.
         """
         source, destination, values = self._sides(x, adjacency.num_nodes)
         scores = self.score_edges(source, destination, adjacency)
         if edge_weight is not None:
             weighted = weighted_softmax(scores, edge_weight, adjacency)
-            # An edge of weight 0 ranks last, by a number that can be compared.
+            # An edge of weight 0 ranks last, with a finite score.
             least = torch.finfo(scores.dtype).tiny
             return weighted, values, scores + edge_weight.to(scores.dtype).clamp(min=least).log()[:, None]
         return edge_softmax(scores, adjacency), values, scores
@@ -230,10 +231,10 @@ class AttentionLayer(TappedLayer):
         averaged: bool = False,
         bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the aggregated values [N, H, C] and the attention [E, H] before dropout, from `sides`.
+        """Compute the aggregated values [N, H, C] and the attention [E, H] from `sides` by a fused kernel.
 
-        No gradient flows from one to the other. Unless `written`, the attention may be empty; `averaged` over
-        the heads it is [E, 1]. `bias` [H, C] is added to the values.
+        Attention is returned before dropout, [E, 1] if `averaged` over heads, perhaps empty if not `written`.
+        No gradient flows from one result to the other. `bias` [H, C] is added to the aggregated values.
         """
         p = self.attention_dropout if self.training else 0.0
         options: dict[str, Any] = {"dropout": p, "written": written, "averaged": averaged, "bias": bias}
@@ -245,7 +246,7 @@ class AttentionLayer(TappedLayer):
         return attend_dynamic(source, destination, weight, values, adjacency, self.slope, **options)
 
     def join(self, out: Tensor) -> Tensor:
-        """Join the heads of [N, H, C], or average them, and add the bias."""
+        """Concatenate or average the heads of `out` [N, H, C], then add the bias."""
         out = out.flatten(1) if self.concat else out.mean(1)
         return out if self.bias is None else out + self.bias
 

@@ -1,4 +1,4 @@
-"""Laplacian encodings of a whole graph: component by component, cached."""
+"""Laplacian encodings of a graph, computed for each connected component and cached."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from fgai.graph.fingerprint import edge_fingerprint
 from fgai.sparse import edge_keys
 
 GAP = 1e-7  # eigenvalues closer than this count as equal
-TIE = 1e-4  # rows whose squared length is this close to the longest (relatively) count as equally long
-DENSE = 512  # components up to this size are solved densely
-LARGEST = 64  # eigenvectors computed beyond the requested ones to complete an eigenspace
+TIE = 1e-4  # rows whose squared norm is within this relative distance of the largest count as equal
+DENSE = 512  # components of up to this many nodes are solved by a dense solver
+MAX_EXTRA = 64  # most eigenvectors computed beyond the requested ones to complete an eigenspace
 TOLERANCE = 1e-11
 RESTARTS = 500  # the arXiv graph needs about 40
-ROUNDS = 8  # largest number of searches for eigenvectors that Lanczos missed
-_SHIFT = 3.0  # eigenvalues lie in [-1, 1]; those of known vectors are shifted below them
-VERSION = 1  # part of every key: raise it when the encodings change
-ON_DISK = 4096  # graphs of at least this many nodes are also kept on disk
-IN_MEMORY = 16
+ROUNDS = 8  # most searches for eigenvectors that Lanczos missed
+_SHIFT = 3.0  # subtracted from eigenvalues of known vectors; all lie in [-1, 1]
+VERSION = 1  # part of every cache key: raise it when the encodings change
+ON_DISK = 4096  # graphs of at least this many nodes are also cached on disk
+IN_MEMORY = 16  # most graphs cached in memory
 
 Floats = NDArray[np.float64]
 
 
 def _groups(values: Floats) -> list[tuple[int, int]]:
-    """Return (start, stop) of each run of eigenvalues no further apart than `GAP` in a decreasing vector."""
+    """Return (start, stop) of each group of equal eigenvalues, up to `GAP`, in a decreasing vector."""
     cuts = np.flatnonzero(values[:-1] - values[1:] > GAP) + 1
     edges = [0, *cuts.tolist(), values.size]
     return [(a, b) for a, b in pairwise(edges) if b > a]
@@ -50,7 +50,7 @@ def _canonical_basis(space: Floats) -> Floats:
     """Return the canonical orthogonal basis of a subspace, each vector scaled to 1 at its pivot.
 
     With Π the projector on the space, u₁ = Π e_i, where i = argmax ‖Π e_i‖ (ties: the smallest index), and so
-    on in the part of the space orthogonal to u₁. Where an automorphism of the graph swaps nodes, they tie.
+    on in the part of the space orthogonal to u₁. Nodes that an automorphism of the graph swaps are ties.
     """
     rest = space.copy()
     out = np.empty_like(space)
@@ -64,20 +64,20 @@ def _canonical_basis(space: Floats) -> Floats:
     return out
 
 
-def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Floats]:
+def _component_encodings(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Floats]:
     """Return the encodings [n, size] of one connected component and their eigenvalues [size].
 
-    These are the eigenvectors of `D^{-1/2} A D^{-1/2}` by decreasing eigenvalue, without the trivial one √d.
-    Equal eigenvalues form one space, which is computed completely and gets its canonical basis. A space that
-    is not complete 64 dimensions after the requested ones (the leaves of a large star), those that follow,
-    and those that a small component does not have are zeros. `adjacency` is symmetric, 0/1, without loops.
+    These are eigenvectors of `D^{-1/2} A D^{-1/2}` by decreasing eigenvalue, without the trivial one √d.
+    Those of equal eigenvalues are replaced by the canonical basis of their space. Columns are zero where the
+    component has no more eigenvectors, and from a space on that `MAX_EXTRA` further eigenvectors do not
+    complete (the leaves of a large star). `adjacency` is symmetric, 0/1, without loops.
     """
     n = adjacency.shape[0]
     root = np.sqrt(np.asarray(adjacency.sum(axis=1), dtype=np.float64).ravel())
     scale = sp.diags(1.0 / root)
     matrix = sp.csr_matrix(scale @ adjacency @ scale)
     trivial = root / np.linalg.norm(root)
-    limit = min(size + LARGEST, n - 1)
+    limit = min(size + MAX_EXTRA, n - 1)
     count = min(size + 2, limit)
     solve: Callable[[sp.csr_matrix, Floats, int, int], tuple[Floats, Floats]] = _lanczos
     if n <= DENSE or limit > n // 2:
@@ -106,7 +106,7 @@ def _dense(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tup
 
 
 def _lanczos(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tuple[Floats, Floats]:
-    """Lanczos with implicit restarts, repeated for vectors of equal eigenvalues it missed (regular trees)."""
+    """The same by Lanczos, repeated because it can miss vectors of equal eigenvalues (regular trees)."""
     draw = np.random.Generator(np.random.PCG64(seed))
     null_space = trivial[:, None]
     values, vectors = _search(matrix, null_space, count, TOLERANCE, draw)
@@ -141,13 +141,13 @@ def _search(
         )
     except ArpackNoConvergence as error:
         text = f"the Laplacian encodings of a component of {n} nodes did not converge (a very long path or"
-        raise InputError(f"{text} mesh?); use a model without encodings") from error
+        raise InputError(f"{text} mesh?); use `encodings=0`, or a GAT or GATv2") from error
     order = np.argsort(-values, kind="stable")
     return values[order], vectors[:, order]
 
 
 class _Encoding(NamedTuple):
-    """Encodings [N, P], entries in [-1, 1], and the eigenvalue μ of each entry's eigenvector; float32."""
+    """Encodings `vectors` [N, P] in [-1, 1] and the eigenvalue of each entry, `values` [N, P]; float32."""
 
     vectors: Tensor
     values: Tensor
@@ -157,10 +157,10 @@ _memory: dict[str, _Encoding] = {}
 
 
 def _laplacian_encoding(edges: Tensor, num_nodes: int, size: int) -> _Encoding:
-    """Return the first non-trivial eigenvectors of the normalised Laplacian: `_leading` of each component.
+    """Return the encodings of a graph, `_component_encodings` of each component.
 
-    Edges [2, E] count in both directions, once, without loops. Isolated nodes, and columns a component is too
-    small to have, are 0. The result is kept in memory and, from 4096 nodes on, in the user's cache folder.
+    Edges [2, E] are made symmetric; duplicates and loops are dropped. Isolated nodes have zeros. Results are
+    cached in memory and, from `ON_DISK` nodes on, in the user's cache folder.
     """
     keys = _symmetric(edges.cpu())
     name = f"{edge_fingerprint(keys, num_nodes)}-{size}-{VERSION}"
@@ -176,7 +176,7 @@ def _laplacian_encoding(edges: Tensor, num_nodes: int, size: int) -> _Encoding:
             np.savez(buffer, vectors=encoding.vectors.numpy(), values=encoding.values.numpy())
             with suppress(FgaiError):  # a cache that cannot be written costs time, nothing else
                 write_atomic(path, buffer.getvalue())
-    _memory[name] = encoding  # at the end of the dict, whose first entry is dropped
+    _memory[name] = encoding  # last in the dict, so dropped last
     if len(_memory) > IN_MEMORY:
         del _memory[next(iter(_memory))]
     return encoding
@@ -184,7 +184,7 @@ def _laplacian_encoding(edges: Tensor, num_nodes: int, size: int) -> _Encoding:
 
 def _with_encoding(graph: Graph, size: int) -> Graph:
     """Return the graph with `size` Laplacian encodings per node."""
-    # After an injection its encodings were extended from the neighbours, and must not be computed again.
+    # An injection extends the encodings from the neighbours; they must not be computed again.
     if size == 0 or (graph.positional is not None and graph.positional.shape[1] == size):
         return graph
 
@@ -215,12 +215,12 @@ def _solve(keys: NDArray[np.int64], num_nodes: int, size: int, seed: int = 0) ->
             continue
         nodes = order[start:stop]
         part = adjacency if count == 1 else adjacency[nodes][:, nodes]
-        vectors[nodes], values[nodes] = _leading(part, size, seed)
+        vectors[nodes], values[nodes] = _component_encodings(part, size, seed)
     return _Encoding(torch.from_numpy(vectors), torch.from_numpy(values))
 
 
 def _read(path: Path, shape: tuple[int, int]) -> _Encoding | None:
-    """Return the cached encodings, or None if the file is missing, damaged or something else."""
+    """Return the cached encodings, or None if the file is missing or damaged."""
     with suppress(Exception):  # whatever is wrong, it is computed again
         parts = read_arrays(path, ("vectors", "values")).values()
         if all(

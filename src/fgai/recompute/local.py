@@ -365,7 +365,7 @@ class Recompute:
             self._sides.append(sides)
             self._states.append(before)
             ranks = layer.mean_scores(*sides[:2], graph.adjacency)
-            layers.append(LayerAttention.on(graph.adjacency, attention, name, ranks))
+            layers.append(LayerAttention.from_adjacency(graph.adjacency, attention, name, ranks))
         assert isinstance(state, Tensor)
         self.clean_logits: Tensor = stages.leave(state)
         self.clean_attention = AttentionMap(tuple(layers))
