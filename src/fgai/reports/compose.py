@@ -67,7 +67,7 @@ def report(
     check_node(node, graph.num_nodes)
     check_counterfactual(graph, counterfactual)
     page = None if path is None else check_page(path)
-    say = on_step or (lambda step: None)
+    say = (lambda step: None) if on_step is None else on_step
     comparison, certificates, attacks = measure(models, graph, threat=threat, k=k, seed=seed, on_step=say)
     say("certifying against injection")
     injections = certify_injections(models, graph, k)

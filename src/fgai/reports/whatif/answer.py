@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.utils import k_hop_subgraph
 
 from fgai.attacks import Budget, Objective, PGDInjection
 from fgai.attention import (
@@ -224,6 +223,8 @@ def certified_neighbours(certificates: Sequence[InjectionCertificate]) -> list[i
 
 def _near(model: nn.Module, graph: Graph, node: int) -> tuple[Graph, Tensor]:
     """The receptive field of a node without labels, and the nodes in it; the whole graph if not known."""
+    from torch_geometric.utils import k_hop_subgraph  # slow to import, and not needed for help texts
+
     ready = prepared(model, graph)
     stages = stages_of(model) if body_of(model) and ready.edge_weight is None else None
     if not isinstance(stages, Layerwise):
