@@ -172,14 +172,27 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
     return found
 
 
+def _spell(value: object, names: list[str], flat: list[object]) -> str:
+    """Return a nested tuple, which `prange` does not take, as source text; its entries are added to `flat`."""
+    if isinstance(value, tuple):
+        return f"({''.join(_spell(entry, names, flat) + ', ' for entry in value)})"
+    names.append(f"a{len(names)}")
+    flat.append(value)
+    return names[-1]
+
+
 def _in_prange(kernel: Any) -> Any:
     """Return a kernel that runs its blocks in numba's `prange`."""
-    block = kernel.block
+    compiled: dict[str, Any] = {}
 
-    @njit(parallel=True, nogil=True, fastmath=FAST)
-    def over(threads, count, *arguments):  # type: ignore[no-untyped-def]
-        for b in prange(count):
-            block(b, *arguments)
+    def over(threads: int, count: int, *arguments: Any) -> None:
+        names, flat = list[str](), list[object]()
+        words = _spell(arguments, names, flat)
+        if words not in compiled:
+            scope = {"prange": prange, "block": kernel.block}
+            exec(f"def over(count, {', '.join(names)}):\n for b in prange(count): block(b, *{words})", scope)
+            compiled[words] = njit(parallel=True, nogil=True, fastmath=FAST)(scope["over"])
+        compiled[words](count, *flat)
 
     return over
 
