@@ -173,7 +173,7 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
 
 
 def _spell(value: object, names: list[str], flat: list[object]) -> str:
-    """Return a nested tuple, which `prange` does not take, as source text; its entries are added to `flat`."""
+    """Return a nested tuple as source text, which `prange` cannot take; its entries are added to `flat`."""
     if isinstance(value, tuple):
         return f"({''.join(_spell(entry, names, flat) + ', ' for entry in value)})"
     names.append(f"a{len(names)}")
