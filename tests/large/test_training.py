@@ -327,7 +327,7 @@ class TestRefusals:
             lambda: train(made("GAT", graph), stored),
             lambda: fgai.evaluate(made("GAT", graph), stored),
         ):
-            with pytest.raises(InputError, match="is stored"):
+            with pytest.raises(InputError, match="is on disk"):
                 call()
         with pytest.raises(fgai.errors.DataError, match="no stored graph"):
             train(made("GAT", graph), tmp_path / "nothing", batch_size=8)

@@ -199,7 +199,7 @@ class TestCalls:
         data.edge_index = data.edge_index[:, order]
         for given in (made(data), made(data.x, data.edge_index), made(data.x, edge_index=data.edge_index)):
             assert torch.equal(given, wanted)
-        with pytest.raises(InputError, match="got `x` alone"):
+        with pytest.raises(InputError, match="`edge_index` is missing"):
             made(data.x)
 
     def test_a_batch_comes_third(self) -> None:

@@ -218,7 +218,7 @@ class TestGraphTask:
         states = torch.nn.functional.elu(model.embed(seen))  # type: ignore[operator]
         means = torch.stack([states[seen.batch == g].mean(0) for g in range(seen.num_graphs)])
         torch.testing.assert_close(model(seen), model.head(means))  # type: ignore[operator]
-        with pytest.raises(InputError, match="pooled graphs"):
+        with pytest.raises(InputError, match="needs `task="):
             GAT.for_data(cases.data("node"), head="mlp")
 
     def test_new_nodes_join_one_graph_each(self) -> None:
