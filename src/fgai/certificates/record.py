@@ -204,13 +204,13 @@ class LayerCertificate:
         fields |= {name: values[name] for name in ("name", "heads", "k", "sharpness")}
         if fields["sharpness"] is None:
             fields["sharpness"] = math.nan
+        if fields["degree"] is None or fields["costs"] is None:
+            raise CheckpointError("a layer lacks its degrees or its costs")
         layer = cls(prediction=Prediction(**prediction), **fields)
         layer._check_shapes()
         return layer
 
     def _check_shapes(self) -> None:
-        if self.degree is None or self.costs is None:
-            raise CheckpointError("a layer lacks its degrees or its costs")
         prediction = self.prediction
         rows = {len(t) for name in _PREDICTION if (t := getattr(prediction, name)) is not None}
         parts = (self.degree, self.costs, self.beta1, self.heads_beta2)
