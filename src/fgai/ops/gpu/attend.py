@@ -21,8 +21,8 @@ Arguments of the kernels: row, first, last, slot are the pieces of rows (`fgai.o
 of the destinations and `far` of the sources are [N, H] for the additive score, else [N, H, C]; `weight` [H,
 C] is read for the dynamic score only; values, out and their gradients are [N, H, C], lse and delta [N, H],
 attention and d_scores [E, H]; `*_parts` hold the results of the pieces of a split row, by slot. H and C are
-the true sizes, BH and BC these rounded up to powers of two, as Triton's tiles must be; BE edges are processed
-at a time. SCORE is 0 additive, 1 dynamic, 2 dot.
+the true sizes; a program computes BH heads (those of `program_id(1)`) of BC channels, powers of two, as
+Triton's tiles must be, and BE edges at a time. SCORE is 0 additive, 1 dynamic, 2 dot.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _Attend(Function):
             d_near, d_weight = _part_destinations(ctx, near, far, weight, values, d_out, lse, delta), None
         else:
             if ctx.numbers["SCORE"] == DOT:
-                near = values = far[:0]
+                near = values = far[:0]  # not read below: their memory is free for the gradient
             d_near, d_weight = _destinations(ctx, near, far, weight, d_scores, channels)
         d_bias = d_out.sum(0) if ctx.needs_input_grad[4] else None
         return (d_near, d_far, d_weight, None if ctx.one else d_values, d_bias, *(None for _ in range(7)))
