@@ -52,7 +52,7 @@ def table(bars: Sequence[Bar], *, every: bool = True) -> Table:
     rows = [[b.name, b.wanted, b.pair, b.found, WORDS[b.met]] for b in bars if every or not b.met]
     columns = [Column(name) for name in ("bar", "wanted", "model, graph", "found", "")]
     counts = (f"{sum(bar.met is state for bar in bars)} {word}" for state, word in WORDS.items())
-    return Table("Bars", columns, rows, [f"{', '.join(counts)}, of {len(bars)}. Means of seeds 0 and 1."])
+    return Table("Bars", columns, rows, [f"{', '.join(counts)}, of {len(bars)}. Means over seeds."])
 
 
 def summary(bars: Sequence[Bar]) -> Table:

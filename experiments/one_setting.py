@@ -103,7 +103,7 @@ def methods(store: Store) -> list[Sheet | Table]:
     tables: list[Sheet | Table] = []
     for title, chosen, notes in (
         ("Methods with one setting for every graph", [pair for pair in pairs if pair[1] in GRAPHS], (note,)),
-        ("The same on small graphs", [pair for pair in pairs if pair[1] not in GRAPHS], ()),
+        ("The same on other graphs", [pair for pair in pairs if pair[1] not in GRAPHS], ()),
     ):
         graphs = dict.fromkeys(dataset for _, dataset in chosen)
         means = f"Means over {len(chosen)} pairs of model and graph ({', '.join(graphs)})."
@@ -142,7 +142,7 @@ def pairs(store: Store) -> list[Sheet | Table]:
     rows = [[*pair, *_row(row, [pair], read)] for pair in read.asked for row in ROWS]
     known = [row for row in rows if row[3] is not None] or [[None] * len(columns)]
     return [
-        Table("Pair by pair", columns, known, ("Two or three seeds; columns as in the table `methods`.",))
+        Table("Pair by pair", columns, known, ("Two or five seeds; columns as in the table `methods`.",))
     ]
 
 
@@ -234,7 +234,7 @@ def definition(store: Store) -> list[Sheet | Table]:
         for name in (*names, "all four", "whole top 5", "all four, hidden layer", "F1 without edges")
     ]
     notes = (
-        "Share of the nodes with more than five neighbours, mean of two seeds. P1 same explanation, P2 stable"
+        "Share of the nodes with more than five neighbours, mean over seeds. P1 same explanation, P2 stable"
         " explanation, P3 same prediction, P4 stable prediction: output layer, l1 ball of"
         " R = 0.01, α = 0.1 on probabilities, β = 0.8, k = 5. Whole top 5: all of it"
         " stays (β = 1). Hidden layer: R = 0.001; nothing is known of GT's. F1 without"
