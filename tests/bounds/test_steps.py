@@ -51,9 +51,7 @@ def test_no_state_leaves_the_bounds(name: str) -> None:
     spread = torch.rand(NODES, WIDTH, generator=generator).double()
     ball = _Ball(base, drift, spread, torch.tensor(0.8).double())
     reach = 0.8 * spread
-    before = after = StateBounds(
-        base + drift.clamp(max=0) - reach, base + drift.clamp(min=0) + reach, ball, base
-    )
+    before = after = StateBounds(base + drift.clamp(max=0) - reach, base + drift.clamp(min=0) + reach, ball)
     steps = STEPS[name]
     for step in steps:
         after = propagate(step, after)

@@ -136,7 +136,6 @@ class StateBounds:
     low: Tensor
     high: Tensor
     ball: _Ball | None = None
-    clean: Tensor | None = None  # [N, D] without new neighbours, where that is known
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return lower and upper bounds [N, F] of `x @ weight + bias`."""
@@ -159,23 +158,14 @@ class StateBounds:
         ball = self.ball
         if ball is not None:
             ball = _Ball(ball.base[index], ball.drift[index], ball.spread[index], ball.radius)
-        clean = None if self.clean is None else self.clean[index]
-        return StateBounds(self.low[index], self.high[index], ball, clean)
+        return StateBounds(self.low[index], self.high[index], ball)
 
     def pointwise(self, function: Callable[[Tensor], Tensor], slope: Tensor) -> StateBounds:
         """Apply a monotone function of each number, no steeper than `slope` [N, D], negative if it falls."""
         ball, ends = self.ball, (function(self.low), function(self.high))
         if ball is not None:
             ball = _Ball(function(ball.base), slope * ball.drift, slope * ball.spread, ball.radius)
-        clean = None if self.clean is None else function(self.clean)
-        return StateBounds(_minimum(*ends), _maximum(*ends), ball, clean)
-
-    def mapped(self, weight: Tensor, bias: Tensor | None) -> StateBounds:
-        """Apply `x @ weight + bias`; the result has intervals without a ball."""
-        clean = self.clean
-        if clean is not None:
-            clean = clean @ weight if bias is None else clean @ weight + bias
-        return StateBounds(*self.linear(weight, bias), None, clean)
+        return StateBounds(_minimum(*ends), _maximum(*ends), ball)
 
 
 @dataclass(frozen=True, eq=False)

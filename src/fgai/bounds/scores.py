@@ -236,7 +236,7 @@ def first_layer_output(
         radius = limits.radius * math.sqrt(max(1, min(neighbours, layer.heads)))
         drift = (mass * (limits.middle - mean)).flatten(1)
         ball = _Ball(clean, drift, (mass * limits.half).flatten(1), radius)
-    return StateBounds(low, high, ball, clean)
+    return StateBounds(low, high, ball)
 
 
 def check_two_layers(model: Any) -> None:
@@ -280,10 +280,10 @@ def worst_margins(
     assert isinstance(first, AttentionLayer) and isinstance(last, AttentionLayer)
     clean, ranges = _limited_layer(first, graph.features, clip_share, shrink)
     (scores,) = score_bounds(first, ranges, clean, clean, adjacency)
-    state = first_layer_output(first, ranges["value"], scores, clean.low, adjacency, neighbours, mass_share)
-    state = state.pointwise(elu, state.high.clamp(max=0).exp())
-    assert state.clean is not None
-    _, ranges = _limited_layer(last, state.clean, clip_share, shrink)
+    output = first_layer_output(first, ranges["value"], scores, clean.low, adjacency, neighbours, mass_share)
+    assert output.ball is not None  # the limits have a norm, and the heads of a hidden layer are concatenated
+    state = output.pointwise(elu, output.high.clamp(max=0).exp())
+    _, ranges = _limited_layer(last, elu(output.ball.base), clip_share, shrink)
     bounds = LayerBounds.from_state(last, ranges, state)
     middle = (bounds.destination[0] + bounds.destination[1]) / 2
     bounds = replace(bounds, destination=(middle, middle))

@@ -26,7 +26,7 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[nn.Module, Tensor], Tensor]] = {
 def propagate(step: nn.Module, state: StateBounds) -> StateBounds:
     """Return the bounds of a state after one step."""
     if isinstance(step, nn.Linear):
-        return state.mapped(step.weight.t(), step.bias)
+        return StateBounds(*state.linear(step.weight.t(), step.bias))
     if isinstance(step, nn.BatchNorm1d):
         factor, shift = batch_norm_map(step)
         return state.pointwise(lambda x: x * factor + shift, factor)

@@ -141,9 +141,10 @@ def certify_radii(
     for radius in radii:
         last = _last_prediction(model, observation, radius, norm)
         predictions = [*_hidden_predictions(model, observation, radius, norm, complete), last]
-        heads: list[Tensor | None] = [None] * len(explanations)
-        if complete:
-            heads = [_heads_overlap(layer.to("cpu"), settings["k2"], radius, norm) for layer in attention]
+        heads = [
+            _heads_overlap(layer.to("cpu"), settings["k2"], radius, norm) if complete else None
+            for layer in attention
+        ]
         layers = tuple(
             replace(layer, prediction=prediction, heads_beta2=beta2)
             for layer, prediction, beta2 in zip(explanations, predictions, heads, strict=True)

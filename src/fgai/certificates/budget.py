@@ -234,11 +234,8 @@ def _threshold_rows(
 
 
 def _sparse(adjacency: Adjacency, weights: Tensor, own: Tensor) -> Any:
-    every = np.arange(adjacency.num_nodes)
-    row = np.concatenate([adjacency.destination.numpy(), every])
-    column = np.concatenate([adjacency.source.numpy(), every])
-    values = np.concatenate([weights.numpy(), own.numpy()])
-    out = sp.csr_matrix((values, (row, column)), shape=(len(every), len(every)))
+    entries = weights.numpy(), (adjacency.destination.numpy(), adjacency.source.numpy())
+    out = sp.csr_matrix(entries, shape=(len(own), len(own))) + sp.diags(own.numpy(), format="csr")
     out.eliminate_zeros()
     return out
 

@@ -175,8 +175,7 @@ class _PerturbedOutput:
 
 def _output_change(layer: _CleanLayer, change: _Change) -> Tensor:
     """Bound how far a layer's outputs move [N, D], from how its input moves."""
-    values = _ValueChange(layer, "value", change)
-    growth, variation = _softmax_change(layer, values, change)
+    values, growth, variation = _layer_change(layer, change)
     out = aggregate(layer.attention, values.channels(), layer.adjacency)
     out = out.mul_(growth).addcmul_(variation, layer.value_range)
     return out.flatten(1) if layer.layer.concat else out.mean(1)
@@ -185,17 +184,17 @@ def _output_change(layer: _CleanLayer, change: _Change) -> Tensor:
 def _margin_loss(layer: _CleanLayer, change: _Change, top: Tensor, ranges: Tensor) -> Tensor:
     """Bound how much each class gains on the top one [N, C], 0 for itself; nodes of `top` -1 are left out."""
     adjacency = layer.adjacency
-    values = _ValueChange(layer, "value", change)
-    growth, variation = _softmax_change(layer, values, change)
+    values, growth, variation = _layer_change(layer, change)
     weights = layer.attention, values.differences(), growth[:, :, 0], variation[:, :, 0]
     loss = _margin_gains(adjacency.rowptr, adjacency.source, *weights, top).addcmul_(variation, ranges)
     loss = loss[:, 0] if layer.layer.heads == 1 else loss.mean(1)
     return loss.scatter_(1, top.clamp(min=0)[:, None], 0.0)
 
 
-def _softmax_change(clean: _CleanLayer, values: _ValueChange, change: _Change) -> tuple[Tensor, Tensor]:
-    """Bound the growth of an attention weight and the total variation of all, [N, H, 1] each."""
+def _layer_change(clean: _CleanLayer, change: _Change) -> tuple[_ValueChange, Tensor, Tensor]:
+    """Bound the change of values, the growth of a weight and the total variation of all, [N, H, 1] each."""
     layer, adjacency = clean.layer, clean.adjacency
+    values = _ValueChange(clean, "value", change)
     if layer.score == "additive":
         left, right = (
             values.score(weight.detach().cpu().double(), _range(layer, name))
@@ -208,7 +207,7 @@ def _softmax_change(clean: _CleanLayer, values: _ValueChange, change: _Change) -
     strongest = row_max(left[adjacency.source], adjacency.rowptr)
     alone = adjacency.degree < 2  # the softmax of one score is 1, whatever the score
     most = ((strongest + right) * max(1.0, abs(layer.slope))).masked_fill(alone[:, None], 0.0)[:, :, None]
-    return torch.exp(2 * most), torch.tanh(most / 2)
+    return values, torch.exp(2 * most), torch.tanh(most / 2)
 
 
 class _ValueChange:

@@ -77,7 +77,6 @@ class _Subject:
 
     model: nn.Module
     original: Graph
-    prepared: Graph
     graph: Graph  # prepared, on the CPU
     chain: _Chain | None  # on the CPU; None if the model is no chain
     problem: str | None
@@ -94,14 +93,14 @@ def _subject(model: nn.Module, data: Any) -> _Subject:
     with evaluating(model), torch.no_grad():
         chain = _chain_of(model, graph)
         if isinstance(chain, str):
-            return _Subject(model, original, graph, near, None, chain, classes, None)
+            return _Subject(model, original, near, None, chain, classes, None)
         own_classes = call_model(model, graph).argmax(1).cpu()
         own, chain = duplicate(model).cpu(), copy.deepcopy(chain).cpu()
     with torch.no_grad():
         problem = _problem(own, chain, near)
         if problem is None:
             classes, observation = own_classes, observe(own, near)
-    return _Subject(model, original, graph, near, chain, problem, classes, observation)
+    return _Subject(model, original, near, chain, problem, classes, observation)
 
 
 def _chain_of(model: Any, graph: Graph) -> _Chain | str:
@@ -291,7 +290,7 @@ def certify_injection(
     subject = _subject(model, data)
     graph, chain = subject.graph, subject.chain
     with evaluating(subject.model), torch.no_grad():
-        orders = _first_layer_orders(subject.model, subject.prepared, chain)
+        orders = _first_layer_orders(subject.model, graph, chain)
     certified, reason = torch.zeros(graph.num_nodes, dtype=torch.bool), subject.problem
     if reason is None:
         ranks = subject.observation.attention.ranking()

@@ -138,8 +138,7 @@ def _layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
         again = layer.join(aggregate(recorded.values, values, recorded.adjacency))
     if not bool(values.isfinite().all() and output.isfinite().all()):
         return f"layer {recorded.name!r} computes numbers that are not finite"
-    scale = torch.maximum(output.abs(), again.abs()).amax(1, keepdim=True)
-    if not bool(((again - output).abs() <= AGAIN * scale).all()):
+    if not _rows_near(output, again):
         return f"layer {recorded.name!r} returns something else when it runs on its own"
     return values.detach().cpu().double()
 

@@ -27,8 +27,7 @@ _BLOCKS = 8  # of rows per thread: several, so that no thread waits long for a b
 def _channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> Tensor:
     """Return `out[i, h, c] = ‖(values[index[e], h, c])_{e into i}‖_dual`, float64; 0 without edges."""
     flat = values.flatten(1)
-    out = _zeros(rowptr, flat.shape[1])
-    _run_rows(_channel_norms_rows, rowptr, index, flat, NORMS.index(norm), out)
+    out = _run_rows(_channel_norms_rows, rowptr, flat.shape[1:], index, flat, NORMS.index(norm))
     return out.view(-1, *values.shape[1:])
 
 
@@ -39,9 +38,8 @@ def _linear_norms(
 
     out[i, f] = Σ_h ‖(Σ_c values[index[e], h, c] · slope[i, h, c] · weight[h, c, f])_{e into i}‖_dual
     """
-    out = _zeros(rowptr, weight.shape[2])
-    _run_rows(_linear_norms_rows, rowptr, index, values, slope, weight, NORMS.index(norm), out)
-    return out
+    arguments = index, values, slope, weight, NORMS.index(norm)
+    return _run_rows(_linear_norms_rows, rowptr, weight.shape[2:], *arguments)
 
 
 def _class_norms(
@@ -55,17 +53,15 @@ def _class_norms(
 
     z are the `values` [M, H, C], `mid_eh` is half way between the largest and the smallest class of z_eh.
     """
-    margin, spread, total = _zeros(rowptr, values.shape[2]), _zeros(rowptr), _zeros(rowptr)
-    _run_rows(_class_norms_rows, rowptr, index, values, top, NORMS.index(norm), margin, spread, total)
-    return margin, spread, total
+    classes = values.shape[2]
+    out = _run_rows(_class_norms_rows, rowptr, (classes + 2,), index, values, top, NORMS.index(norm))
+    return out[:, :classes], out[:, classes], out[:, classes + 1]
 
 
 def _value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:
     """Return the range [N, H, C] of neighbours' values, or of margins `z[h, top(i)] - z[h, c]`; 0 of none."""
-    out = _zeros(rowptr, *values.shape[1:])
-    top = torch.full((len(out),), -1) if top is None else top
-    _run_rows(_value_range_rows, rowptr, index, values, top, out)
-    return out
+    top = torch.full((rowptr.numel() - 1,), -1) if top is None else top
+    return _run_rows(_value_range_rows, rowptr, values.shape[1:], index, values, top)
 
 
 def _margin_gains(
@@ -78,9 +74,8 @@ def _margin_gains(
 
     r is `radius` [M, H, C], w `weight` [E, H]; `growth`, `change` [N, H]. Nodes of `top` -1 are left out (0).
     """
-    out = _zeros(rowptr, *radius.shape[1:])
-    _run_rows(_margin_gains_rows, rowptr, index, weight, radius, growth, change, top, out)
-    return out
+    arguments = index, weight, radius, growth, change, top
+    return _run_rows(_margin_gains_rows, rowptr, radius.shape[1:], *arguments)
 
 
 def _mean_bounds(
@@ -95,14 +90,13 @@ def _mean_bounds(
 
     `values` are (low, high) of a node's neighbours, `loops` of the node itself, `new` [H, C] of new ones.
     """
-    ends, ceiling = [], scores.new.amax(2)
-    for sign, end in ((1.0, 0), (-1.0, 1)):
-        out = torch.zeros(values[end].shape, dtype=torch.float64)
-        of_scores = (adjacency.source, scores.low, scores.high, ceiling)
-        of_values = (sign * one[end] for one in (values, loops, new))
-        _run_rows(_least_mean_rows, adjacency.rowptr, *of_scores, *of_values, float(neighbours), out)
-        ends.append(sign * out)
-    return ends[0], ends[1]
+    rowptr, shape = adjacency.rowptr, values[0].shape[1:]
+    of_scores = adjacency.source, scores.low, scores.high, scores.new.amax(2)
+    lowest = (one[0] for one in (values, loops, new))
+    highest = (-one[1] for one in (values, loops, new))
+    low = _run_rows(_least_mean_rows, rowptr, shape, *of_scores, *lowest, float(neighbours))
+    high = -_run_rows(_least_mean_rows, rowptr, shape, *of_scores, *highest, float(neighbours))
+    return low, high
 
 
 def _lost_members(rowptr: Tensor, top: Tensor, k: int, ahead: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -118,27 +112,28 @@ def _lost_members(rowptr: Tensor, top: Tensor, k: int, ahead: Callable[[Tensor, 
     return lost
 
 
-def _zeros(rowptr: Tensor, *shape: int) -> Tensor:
-    return torch.zeros(rowptr.numel() - 1, *shape, dtype=torch.float64)
-
-
 def _array(value: Any) -> Any:
-    """A tensor as an array, floats in float64; an output [float64 or bool, contiguous] shares its memory."""
+    """Return a tensor as an array, floats in float64."""
     if not isinstance(value, Tensor):
         return value
     value = value.detach().cpu().contiguous()
     return (value.double() if value.is_floating_point() else value).numpy()
 
 
-def _run_rows(kernel: Callable[..., None], rowptr: Tensor, *arguments: Any) -> None:
-    """Run `kernel(start, stop, rowptr, *arguments)` on blocks of rows with about as many edges each."""
+def _run_rows(kernel: Callable[..., None], rowptr: Tensor, shape: tuple[int, ...], *arguments: Any) -> Tensor:
+    """Return `out` [N, *shape], filled by `kernel(start, stop, rowptr, *arguments, out)` in blocks of rows.
+
+    Blocks have about as many edges each.
+    """
     threads, pointers, arrays = torch.get_num_threads(), _array(rowptr), [_array(one) for one in arguments]
+    out = torch.zeros(rowptr.numel() - 1, *shape, dtype=torch.float64)
     marks = np.linspace(0, pointers[-1], threads * _BLOCKS + 1)[1:-1]
     bounds = np.unique([0, *np.searchsorted(pointers, marks), len(pointers) - 1])
     with ThreadPoolExecutor(threads) as pool:
-        blocks = [pool.submit(kernel, a, b, pointers, *arrays) for a, b in pairwise(bounds)]
+        blocks = [pool.submit(kernel, a, b, pointers, *arrays, out.numpy()) for a, b in pairwise(bounds)]
     for block in blocks:
         block.result()
+    return out
 
 
 # The kernels release the interpreter, so plain threads run them side by side.
@@ -190,7 +185,7 @@ def _linear_norms_rows(start, stop, rowptr, index, values, slope, weight, norm, 
 
 
 @compiled
-def _class_norms_rows(start, stop, rowptr, index, values, top, norm, margin, spread, total):
+def _class_norms_rows(start, stop, rowptr, index, values, top, norm, out):
     heads, classes = values.shape[1], values.shape[2]
     for i in range(start, stop):
         to_middle = np.zeros(classes)
@@ -207,10 +202,10 @@ def _class_norms_rows(start, stop, rowptr, index, values, top, norm, margin, spr
                     _accumulate(row, 0.0, norm, to_zero)
             if norm == 1:
                 to_top, to_mid, to_zero = np.sqrt(to_top), np.sqrt(to_mid), np.sqrt(to_zero)
-            margin[i] += to_top
+            out[i, :classes] += to_top
             to_middle += to_mid
-            total[i] += largest + to_zero.sum()
-        spread[i] = 2 * to_middle.max()
+            out[i, classes + 1] += largest + to_zero.sum()
+        out[i, classes] = 2 * to_middle.max()
 
 
 @compiled
