@@ -242,8 +242,9 @@ class InjectionCertificate(_Certificate):
     def to_pandas(self) -> pandas.DataFrame:
         """Return a `DataFrame` with a row per node, and a column for every layer whose order is known."""
         values = {"degree": self.degree, "class": self.classes, "class certified": self.certified}
-        orders = {f"top {self.k} of {one.name}": one.certified for one in self.layers}
-        values |= {name: order for name, order in orders.items() if order is not None}
+        for layer in self.layers:
+            if layer.certified is not None:
+                values[f"top {self.k} of {layer.name}"] = layer.certified
         return data_frame({name: tensor.numpy() for name, tensor in values.items()})
 
     @classmethod
@@ -486,9 +487,9 @@ class _InjectionBounds:
 
 
 def _differ(own: Tensor, exact: Tensor) -> Tensor:
-    """Return rows, bool [N], that are NaN or differ by more than `ROUNDING` of the largest number."""
+    """Return which rows, bool [N], are NaN or differ by more than `ROUNDING` of the largest number."""
     # Of the row, or of the median row: numbers of a row may be small because they cancel.
-    difference, size = ((one.abs().flatten(1).amax(1)) for one in (own.double() - exact, exact))
+    difference, size = (one.abs().flatten(1).amax(1) for one in (own.double() - exact, exact))
     return ~(difference <= ROUNDING * size.clamp(min=size.median()))
 
 

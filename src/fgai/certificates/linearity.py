@@ -31,8 +31,8 @@ _PRODUCTS |= dict.fromkeys(("addmm", "baddbmm", "addmv"), 1)
 """Name of a product → position of the first factor among its arguments."""
 _NORMS = {"native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_norm": 5}
 """Name of a batch norm → its argument that says whether it uses the statistics of the batch."""
-_SHAPE_READERS = ("empty", "zeros", "ones", "full")
-_BY_SHAPE = frozenset(f"{name}_like" for name in _SHAPE_READERS) | {f"new_{name}" for name in _SHAPE_READERS}
+_FACTORIES = ("empty", "zeros", "ones", "full")
+_BY_SHAPE = frozenset(f"{name}_like" for name in _FACTORIES) | {f"new_{name}" for name in _FACTORIES}
 _OVERWRITING = ("copy_", "fill_", "zero_")
 """Operations that do not read their first argument, which may be uninitialised memory."""
 _UNREAD = frozenset([*f"{_SHAPES} {_PARTS}".split(), *_BY_SHAPE]) - {"index", "index_select", "gather"}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fgai.attention import call_model
 from fgai.certificates.linearity import (
+    _FACTORIES,
     _NORMS,
     _by_name,
     _ExitMode,
@@ -196,7 +197,6 @@ _RULES: dict[str, Callable[[Named, Marks], Tensor | None]] = {
 
 
 _READERS = ("_local_scalar_dense", "equal", "is_nonzero", "item")
-_FACTORIES = ("empty", "zeros", "ones", "full")
 _BY_SHAPE = frozenset(
     name for kind in _FACTORIES for name in (kind, f"{kind}_like", f"new_{kind}", f"{kind}_strided")
 )

@@ -45,6 +45,7 @@ _ROUNDING = 1e-9  # of an overlap such as 1 - 1/5
 _VECTOR = ("<f8", 1)
 _TENSORS = {"degree": ("<i8", 1), "costs": ("<f8", 2), "beta1": _VECTOR, "heads_beta2": _VECTOR}
 _PREDICTION = dict.fromkeys(("class_radius", "alpha2_logits", "alpha2_probabilities"), _VECTOR)
+_OWN = ("name", "heads", "k", "sharpness")
 _TEXTS = ("class_status", "logits_status", "probabilities_status", "reason", "rows_are")
 _Status = Literal["exact", "bound", "unknown"]
 
@@ -180,10 +181,7 @@ class LayerCertificate:
         if self.heads_beta2 is None:
             del arrays["heads_beta2"]
         return {
-            "name": self.name,
-            "heads": self.heads,
-            "k": self.k,
-            "sharpness": plain(self.sharpness),
+            **{name: plain(getattr(self, name)) for name in _OWN},
             **{name: getattr(self.prediction, name) for name in _TEXTS},
             "per_node": {name: _pack_tensor(tensor) for name, tensor in arrays.items()},
         }
@@ -201,7 +199,7 @@ class LayerCertificate:
         }
         prediction = {name: fields.pop(name) for name in _PREDICTION}
         prediction |= {name: values.get(name, UNKNOWN) for name in _TEXTS}
-        fields |= {name: values[name] for name in ("name", "heads", "k", "sharpness")}
+        fields |= {name: values[name] for name in _OWN}
         if fields["sharpness"] is None:
             fields["sharpness"] = math.nan
         if fields["degree"] is None or fields["costs"] is None:
