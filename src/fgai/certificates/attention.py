@@ -173,7 +173,7 @@ def _observe(model: nn.Module, graph: Graph) -> Observation:
 
 
 def _require_repeatable(model: nn.Module, observation: Observation) -> None:
-    """Raise unless another forward pass returns the same, as that of an unaltered model does."""
+    """Raise unless another forward pass returns the same; unaltered models need none."""
     if find_alteration(model) is None:
         return
     again = observe(model, observation.graph)

@@ -65,13 +65,14 @@ class _Certificate(TabledDocument):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        values = cls._current(values)
+        values = cls._rename(values)
         if isinstance(values, Mapping) and isinstance(layers := values.get("layers"), list):
-            values = {**values, "layers": [cls._current(layer) for layer in layers]}
+            values = {**values, "layers": [cls._rename(layer) for layer in layers]}
         return super().from_dict(values)
 
     @classmethod
-    def _current(cls, values: Any) -> Any:
+    def _rename(cls, values: Any) -> Any:
+        """Replace the names of fields in older files."""
         if not isinstance(values, Mapping):
             return values
         return {cls.OLD_NAMES.get(key, key): value for key, value in values.items()}

@@ -139,7 +139,7 @@ def certify_budget(
     radius = torch.full((graph.num_nodes,), -1)
     if reason is None:
         with torch.no_grad():
-            proof = _InjectionBounds(subject, 0)
+            proof = _InjectionBounds(subject)
             unproved = proof.imprecise_nodes(subject) | ~counted
             rows = _budget_constraints(proof, classes, counted, sorted({m for m, _ in sizes}))
         right = None if graph.y is None else counted & (classes == graph.y)
@@ -196,9 +196,9 @@ def _budget_constraints(
     """Return the constraints of `nodes`, bool [N], by how many new neighbours each node may gain (`most`)."""
     levels = _levels(most)
     if len(proof.layers) == 2 and proof.read_out is not None:
-        bounds = {0: proof.clean[-1], **{t: proof.with_neighbours(t).bounds[-1] for t in levels}}
+        bounds = {0: proof.clean[-1], **{t: proof.bounds(t)[-1] for t in levels}}
         return _additive_rows(proof, classes, bounds, nodes, most)
-    certified = {t: proof.with_neighbours(t).certified_classes() for t in levels}
+    certified = {t: proof.certified_classes(proof.bounds(t), t) for t in levels}
     return _threshold_rows(proof.adjacency, certified, len(proof.layers) - 1, most)
 
 

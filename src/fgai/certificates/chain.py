@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -43,17 +42,16 @@ class _Chain(nn.Module):
 
     def run(
         self, features: Features, adjacency: Adjacency
-    ) -> Iterator[tuple[AttentionLayer, Tensor | Features, Tensor]]:
+    ) -> tuple[list[tuple[AttentionLayer, Tensor | Features]], Tensor]:
+        """Return every layer with its input, and the logits."""
         state: Tensor | Features = features
+        inputs = []
         for before, layer in zip(self.steps, self.layers, strict=False):
             state = _apply(before, state)
-            out = layer(state, adjacency)
-            yield layer, state, out
-            state = out
-
-    def logits(self, out: Tensor) -> Tensor:
-        logits = cast(Tensor, _apply(self.steps[-1], out))
-        return logits.log_softmax(1) if self.log_softmax else logits
+            inputs.append((layer, state))
+            state = layer(state, adjacency)
+        logits = cast(Tensor, _apply(self.steps[-1], state))
+        return inputs, logits.log_softmax(1) if self.log_softmax else logits
 
     def problem(self) -> str | None:
         if not self._layers:
@@ -96,15 +94,13 @@ def _same_outputs(model: nn.Module, chain: _Chain, graph: Graph) -> bool:
         adjacency, observation = chain.adjacency(one), observe(model, one)
         if len(observation.attention) != len(chain.layers):
             return False
-        out = dense
-        runs = zip(observation.attention, chain.run(one.features, adjacency), strict=True)
-        for recorded, (layer, state, after) in runs:
+        inputs, logits = chain.run(one.features, adjacency)
+        for recorded, (layer, state) in zip(observation.attention, inputs, strict=True):
             if recorded.num_edges != adjacency.num_edges or not torch.equal(recorded.keys, adjacency.keys):
                 return False
             if not _near(recorded.values, layer.attend(state, adjacency)[0]):
                 return False
-            out = after
-        if not _near(observation.logits, chain.logits(out)):
+        if not _near(observation.logits, logits):
             return False
     return True
 

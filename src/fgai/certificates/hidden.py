@@ -133,7 +133,7 @@ def _hidden_prediction(
 
 @dataclass(frozen=True, eq=False)
 class _Change:
-    """How far the input of a layer moves at most: `radius` [N, D] by channel, `joint` of linear functions."""
+    """Bound on how far a layer's input moves: `radius` [N, D] by channel, `joint` of linear functions."""
 
     radius: Tensor
     joint: Callable[[Tensor], Tensor] | None = None

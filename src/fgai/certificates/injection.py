@@ -296,12 +296,15 @@ def certify_injection(
     if reason is None:
         ranks = subject.observation.attention.ranking()
         with torch.no_grad():
-            bounds = _InjectionBounds(subject, neighbours, where)
-            reason, precise = bounds.reason, ~bounds.imprecise_nodes(subject)
-            certified = bounds.certified_classes() & precise
+            proof = _InjectionBounds(subject, where)
+            reason, precise = proof.reason, ~proof.imprecise_nodes(subject)
+            bounds = proof.bounds(neighbours)
+            certified = proof.certified_classes(bounds, neighbours) & precise
             orders = [
-                order if order.status == "invariant" else bounds.order(order.name, index, rank, k, precise)
-                for index, (order, rank) in enumerate(zip(orders, ranks, strict=True))
+                order
+                if order.status == "invariant"
+                else proof.order(order.name, index, own, rank, k, precise)
+                for index, (order, own, rank) in enumerate(zip(orders, bounds, ranks, strict=True))
             ]
     return InjectionCertificate(
         neighbours=neighbours,
@@ -335,7 +338,7 @@ def _first_layer_orders(model: nn.Module, graph: Graph, chain: _Chain | None) ->
 
 @dataclass(frozen=True, eq=False)
 class _Terms:
-    """Terms of old neighbours [E, C] and of a new one [N, C], over exp(peak [N]); 0 for the class top."""
+    """Terms of margins over exp(peak [N]): of old edges [E, C], of a new one [N, C]; 0 for the class top."""
 
     edges: Tensor
     new: Tensor
@@ -348,11 +351,11 @@ class _Terms:
 
 
 class _InjectionBounds:
-    """Bounds of every layer when nodes gain new neighbours, and `clean` ones without; float64 on the CPU."""
+    """Bounds of every layer when nodes gain new neighbours, `clean` without them; float64 on the CPU."""
 
     reason = "intervals behind limits; new neighbours at the ceiling of their scores and values"
 
-    def __init__(self, subject: _Subject, neighbours: int, where: str = "any") -> None:
+    def __init__(self, subject: _Subject, where: str = "any") -> None:
         assert subject.chain is not None and subject.graph.features is not None
         chain = copy.deepcopy(subject.chain).double()
         self.layers, self.steps, last = chain.layers, chain.steps, chain.layers[-1]
@@ -361,48 +364,42 @@ class _InjectionBounds:
         self.direct = where == "direct" and len(self.layers) <= 2
         # The linear map behind a last layer of one head; None if there is none.
         self.read_out = linear_map(self.steps[-1], last.channels) if last.heads == 1 else None
-        self.clean: list[LayerBounds] = []
         features = subject.graph.features.to("cpu", torch.float64)
-        for layer, x, out in chain.run(features, self.adjacency):
-            self.clean.append(LayerBounds.exact(layer, x))
-            self.logits = out
-        self.logits = chain.logits(self.logits)
-        self._inject(neighbours)
+        inputs, self.logits = chain.run(features, self.adjacency)
+        self.clean = [LayerBounds.exact(layer, x) for layer, x in inputs]
 
-    def _inject(self, neighbours: int) -> None:
-        self.neighbours, self.bounds = neighbours, self.clean[:1]
+    def bounds(self, neighbours: int) -> list[LayerBounds]:
+        """Return the bounds of every layer when all nodes gain `neighbours` new ones."""
+        bounds = self.clean[:1]
         for index in range(1, len(self.layers)):
-            state = self._output(index - 1, self.bounds[-1])
+            state = self._output(index - 1, bounds[-1], bounds[-1], neighbours)
             for step in self.steps[index]:
                 state = propagate(step, state)
-            self.bounds.append(LayerBounds.from_state(self.layers[index], self.ranges[index], state))
+            bounds.append(LayerBounds.from_state(self.layers[index], self.ranges[index], state))
+        return bounds
 
-    def with_neighbours(self, neighbours: int) -> _InjectionBounds:
-        other = copy.copy(self)
-        other._inject(neighbours)
-        return other
-
-    def _output(self, index: int, others: LayerBounds) -> StateBounds:
-        """Bound a layer's output [N, D]; `others` are the bounds of a node's neighbours."""
-        layer, ranges, own = self.layers[index], self.ranges[index], self.bounds[index]
+    def _output(self, index: int, own: LayerBounds, others: LayerBounds, neighbours: int) -> StateBounds:
+        """Bound a layer's output [N, D]; nodes have the bounds `own`, their neighbours `others`."""
+        layer, ranges = self.layers[index], self.ranges[index]
         limits = ranges["value"]
         # One piece: more of them are hardly tighter here, and cost as many times more.
         (scores,) = score_bounds(layer, ranges, own, others, self.adjacency)
         if own.values is None:
-            return first_layer_output(layer, limits, scores, own.low, self.adjacency, self.neighbours)
+            return first_layer_output(layer, limits, scores, own.low, self.adjacency, neighbours)
         ends = (others.low, others.high), (own.low, own.high), (limits.low, limits.high)
-        low, high = _mean_bounds(self.adjacency, scores, *ends, self.neighbours)
+        low, high = _mean_bounds(self.adjacency, scores, *ends, neighbours)
         return StateBounds(layer.join(low), layer.join(high))
 
-    def certified_classes(self) -> Tensor:
+    def certified_classes(self, bounds: list[LayerBounds], neighbours: int) -> Tensor:
         """Return which nodes keep their class, bool [N]."""
-        own, classes = self.bounds[-1], self.logits.argmax(1)
+        own, classes = bounds[-1], self.logits.argmax(1)
         others = self.clean[-1] if self.direct else own
         if self.read_out is None:
-            return _margins_positive(self.steps[-1], self._output(len(self.layers) - 1, others), classes)
+            output = self._output(len(self.layers) - 1, own, others, neighbours)
+            return _margins_positive(self.steps[-1], output, classes)
         certified = self.adjacency.degree > 0
         for terms in self.margin_terms(own, others, classes, certified, PIECES):
-            certified = certified & (terms.margins(self.adjacency, classes, self.neighbours) > 0).all(1)
+            certified = certified & (terms.margins(self.adjacency, classes, neighbours) > 0).all(1)
         return certified
 
     def margin_terms(
@@ -448,9 +445,11 @@ class _InjectionBounds:
                 of_new[rows] = (1 + ROUNDING) * worst.clamp(max=0).amin(1)
             yield _Terms(edges, of_new, peak)
 
-    def order(self, name: str, index: int, ranks: Tensor, k: int, precise: Tensor) -> LayerOrder:
+    def order(
+        self, name: str, index: int, own: LayerBounds, ranks: Tensor, k: int, precise: Tensor
+    ) -> LayerOrder:
         """Return where the top-k among old neighbours provably stays, among the `precise` nodes."""
-        layer, own = self.layers[index], self.bounds[index]
+        layer = self.layers[index]
         others = self.clean[index] if self.direct else own
         members = topk_mask(ranks, self.adjacency.rowptr, k)
         if layer.score == "additive":
@@ -475,14 +474,13 @@ class _InjectionBounds:
         imprecise = subject.classes != self.logits.argmax(1)
         source, destination = self.adjacency.source, self.adjacency.destination
         received = torch.zeros_like(imprecise)
-        logits = self.logits
-        for clean, (layer, x, out) in zip(self.clean, chain.run(graph.features, self.adjacency), strict=True):
+        inputs, logits = chain.run(graph.features, self.adjacency)
+        for clean, (layer, x) in zip(self.clean, inputs, strict=True):
             exact = clean.source[0], clean.destination[0], clean.low
             for own, other in zip(layer.sides(x), exact, strict=True):
                 received |= _differ(own, other)
             received = received.index_fill(0, destination[received[source]], True)
-            logits = out
-        imprecise |= received | _differ(chain.logits(logits), self.logits)
+        imprecise |= received | _differ(logits, self.logits)
         return imprecise | _differ(subject.observation.logits, self.logits)
 
 

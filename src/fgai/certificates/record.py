@@ -230,11 +230,11 @@ class CertificateRecord(_Certificate):
     the prediction of the link or graph itself.
 
     Attributes:
-        norm, radius, k1, k2, alpha, beta, divergence: those asked for, or None.
+        norm, radius, k1, k2, alpha, beta, divergence: the arguments; alpha and beta may be None.
         layers: one certificate per layer; the last one is the output layer's.
         alpha1_logits, alpha1_probabilities: float64 [N] or None.
         trivial_probabilities: float64 [N], `1 - min_c p_c`, or None; no change of probabilities is larger.
-        seconds: it took, by part.
+        seconds: run time, by part.
         promise: what is certified, in words.
         explanation: the vector whose top-k is certified and compared.
         pairs: int64 [2, L], the ends of the predicted links, or None.
@@ -304,7 +304,7 @@ class CertificateRecord(_Certificate):
         return torch.stack(masks).all(0) if len(masks) == len(PROPERTIES) else None
 
     def counted(self, index: int = -1) -> Tensor:
-        """Return what shares are of, bool: nodes with over max(k1, k2) neighbours; links, graphs with one."""
+        """Mask of the rows that count: nodes of over max(k1, k2) neighbours; links, graphs with one."""
         degree = self.layer(index).degree
         sizes = [k for k in (self.k1, self.k2) if k is not None]
         counted = degree > max(sizes) if len(sizes) == 2 else torch.zeros_like(degree, dtype=torch.bool)

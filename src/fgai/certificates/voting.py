@@ -134,7 +134,7 @@ def vote(
     Any model that classifies nodes runs `groups` times in evaluation mode: more groups tolerate more injected
     nodes and keep less of each neighbourhood. A class gets a vote if its probability is at least
     `confidence`; others abstain. The `seed` is that of the hash. Raises `InputError` for another task, and
-    for nodes that may affect each other other than along edges; it names the operation.
+    if nodes affect each other in other ways than along edges; the error names the operation.
 
     Example:
         >>> import fgai
