@@ -170,7 +170,8 @@ def test_kernels_equal_dense_loops(seed: int, norm: str) -> None:
     index = torch.randint(0, nodes, (9,), generator=generator)
     z = torch.randn(nodes, heads, classes, generator=generator, dtype=torch.float64)
     top = torch.randint(0, classes, (4,), generator=generator)
-    margin, spread, total = _class_norms(rowptr, index, z, top, norm)
+    rates = _class_norms(rowptr, index, z, top, norm)
+    margin, spread, total = rates[:, :-2], rates[:, -2], rates[:, -1]
     channels = _channel_norms(rowptr, index, z, norm)
     apart, between = _value_range(rowptr, index, z), _value_range(rowptr, index, z, top)
     w, r = torch.rand(9, heads, generator=generator), torch.rand(z.shape, generator=generator)

@@ -290,8 +290,7 @@ def certify_injection(
     whole(k, "k", 1)
     subject = _subject(model, data)
     graph, chain = subject.graph, subject.chain
-    with evaluating(subject.model), torch.no_grad():
-        orders = _first_layer_orders(subject.model, graph, chain)
+    orders = _first_layer_orders(subject.model, graph, chain)
     certified, reason = torch.zeros(graph.num_nodes, dtype=torch.bool), subject.problem
     if reason is None:
         ranks = subject.observation.attention.ranking()
@@ -300,12 +299,9 @@ def certify_injection(
             reason, precise = proof.reason, ~proof.imprecise_nodes(subject)
             bounds = proof.bounds(neighbours)
             certified = proof.certified_classes(bounds, neighbours) & precise
-            orders = [
-                order
-                if order.status == "invariant"
-                else proof.order(order.name, index, own, rank, k, precise)
-                for index, (order, own, rank) in enumerate(zip(orders, bounds, ranks, strict=True))
-            ]
+            for index, (own, rank) in enumerate(zip(bounds, ranks, strict=True)):
+                if orders[index].status != "invariant":
+                    orders[index] = proof.order(orders[index].name, index, own, rank, k, precise)
     return InjectionCertificate(
         neighbours=neighbours,
         where=where,

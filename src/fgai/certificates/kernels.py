@@ -42,20 +42,18 @@ def _linear_norms(
     return _run_rows(_linear_norms_rows, rowptr, weight.shape[2:], *arguments)
 
 
-def _class_norms(
-    rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor, norm: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return how far one unit of radius, in every head at once, can move the logits of each node.
+def _class_norms(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor, norm: str) -> Tensor:
+    """Return how far one unit of radius, in every head at once, can move the logits of each node [N, C + 2].
 
         margin[i, c] = Σ_h ‖(z_ehc - z_eh,top(i))_e‖_dual          how fast class c can gain on the top class
         range[i]     = 2 max_c Σ_h ‖(z_ehc - mid_eh)_e‖_dual       how fast any class can gain on another
         total[i]     = Σ_h max_e ‖z_eh‖_1  (l1)  or  Σ_h Σ_c ‖(z_ehc)_e‖_dual  (l2, linf)
 
     z are the `values` [M, H, C], `mid_eh` is half way between the largest and the smallest class of z_eh.
+    Columns are the margins of all classes, then range and total.
     """
-    classes = values.shape[2]
-    out = _run_rows(_class_norms_rows, rowptr, (classes + 2,), index, values, top, NORMS.index(norm))
-    return out[:, :classes], out[:, classes], out[:, classes + 1]
+    columns = (values.shape[2] + 2,)
+    return _run_rows(_class_norms_rows, rowptr, columns, index, values, top, NORMS.index(norm))
 
 
 def _value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:

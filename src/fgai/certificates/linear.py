@@ -87,14 +87,14 @@ def _node_prediction(
     """Certify every node of a linear read-out, or the mean over each graph of `batch`; see `_class_norms`."""
     top, lead = _top_and_margins(logits)
     tops = top if batch is None else top[batch]
-    rate, spread, total = _class_norms(rowptr, read_out.index, read_out.values, tops, norm)
+    rates = _class_norms(rowptr, read_out.index, read_out.values, tops, norm)
     exact, rows = norm == "l1" and read_out.values.shape[1] == 1, "nodes"
     reason = "the logits are linear in this layer's attention"
     if batch is not None:
-        rates = pool(torch.cat([rate, spread[:, None], total[:, None]], dim=1), batch, len(top), "mean")
-        rate, spread, total = rates[:, :-2], rates[:, -2], rates[:, -1]
+        rates = pool(rates, batch, len(top), "mean")
         exact, rows = False, "graphs"
         reason = "the logits are means over nodes of numbers that are linear in this layer's attention"
+    rate, spread, total = rates[:, :-2], rates[:, -2], rates[:, -1]
     change, statuses = _probability_change(logits, radius * spread), (EXACT, EXACT if exact else BOUND, BOUND)
     return Prediction(_crossing_radius(lead, rate), radius / 2 * total, change, *statuses, reason, rows)
 
@@ -403,7 +403,7 @@ def _first_order(read_out: _ReluReadOut, rowptr: Tensor, top: Tensor, norm: str)
     on1, on2 = (read_out.p1 > 0).double(), (read_out.p2 > 0).double()
     nodes = rowptr.numel() - 1
     second = torch.zeros_like(read_out.p2)
-    margin, spread, total = second.new_zeros(nodes, len(read_out.A)), *second.new_zeros(2, nodes)
+    rates = second.new_zeros(nodes, len(read_out.A) + 2)
     for start, stop in _blocks(rowptr):
         edges = slice(int(rowptr[start]), int(rowptr[stop]))
         pointers, source = rowptr[start : stop + 1] - rowptr[start], read_out.source[edges]
@@ -412,11 +412,9 @@ def _first_order(read_out: _ReluReadOut, rowptr: Tensor, top: Tensor, norm: str)
         moved = skip[source] + (ahead[source] * on1[rows][:, None]) @ read_out.B.T
         second[start:stop] = _channel_norms(pointers, own, moved, norm).sum(1)
         effective = (moved * on2[rows][:, None]) @ read_out.A.T
-        margin[start:stop], spread[start:stop], total[start:stop] = _class_norms(
-            pointers, own, effective, top[start:stop], norm
-        )
+        rates[start:stop] = _class_norms(pointers, own, effective, top[start:stop], norm)
     first = _channel_norms(rowptr, read_out.source, ahead, norm).sum(1)
-    return _Rates(first, second, margin, spread, total)
+    return _Rates(first, second, rates[:, :-2], rates[:, -2], rates[:, -1])
 
 
 def _remainder(read_out: _ReluReadOut, rates: _Rates, radius: Tensor) -> tuple[Tensor, Tensor]:
