@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fgai.evaluation.summary import BETTER, SAME, WORSE, sentences, summary_table, verdict
-from fgai.reports.words import _changes, _kind_of, _verdict, balance_words, table
+from fgai.reports.words import _changes, _kinds_of, _verdict, balance_words, table
 
 
 def record(name: str, **values: Any) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def record(name: str, **values: Any) -> dict[str, Any]:
 )
 def test_kinds(path: str, key: str, before: float, after: float, kind: str) -> None:
     found = _changes(record("A", **{path: before}), record("B", **{path: after}))
-    assert [change.key for change in found] == [key] and _kind_of(found, key) == kind
-    assert _kind_of(found, "unheard of") is None
+    assert [change.key for change in found] == [key] and _kinds_of(found)[key] == kind
+    assert "unheard of" not in _kinds_of(found)
 
 
 @pytest.mark.parametrize(

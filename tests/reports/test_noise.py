@@ -12,7 +12,7 @@ from fgai.records import pack_array
 from fgai.reports.build import Report, _assemble
 from fgai.reports.page import _best_records, _best_value, _numbers_of
 from fgai.reports.results import _results_of
-from fgai.reports.words import _kind_of, changes_in, headline, meaning
+from fgai.reports.words import _kinds_of, changes_in, headline, meaning
 from support.report_cases import cards_of, whole_report
 
 NODES = 140
@@ -53,18 +53,18 @@ def said(report: Report) -> str:
 def test_a_few_nodes_are_no_better() -> None:
     report = document({"GAT": (109, 108), "FGAI": (111, 111)})
     assert headline(report) == "FGAI made no clear difference here"
-    assert _kind_of(changes_in(report), "attacked") == SAME
+    assert _kinds_of(changes_in(report))["attacked"] == SAME
 
 
 @pytest.mark.parametrize(("attacked", "kind"), [(111, BETTER), (81, WORSE), (98, SAME)])
 def test_intervals_decide(attacked: int, kind: str) -> None:
     found = changes_in(document({"GAT": (109, 96), "FGAI": (109, attacked)}))
-    assert _kind_of(found, "attacked") == kind and _kind_of(found, "clean") == SAME
+    assert _kinds_of(found)["attacked"] == kind and _kinds_of(found)["clean"] == SAME
 
 
 def test_small_differences_that_all_nodes_share_count() -> None:
     found = changes_in(document({"GAT": (109, 60), "FGAI": (109, 60)}, {"GAT": 0.6, "FGAI": 0.8}))
-    assert _kind_of(found, "kept") == _kind_of(found, "aimed") == BETTER
+    assert _kinds_of(found)["kept"] == _kinds_of(found)["aimed"] == BETTER
 
 
 def test_rises_and_falls_are_real_ones() -> None:

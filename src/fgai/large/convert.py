@@ -19,21 +19,11 @@ from fgai.errors import DataError, FgaiWarning, InputError, warn
 from fgai.files import regular
 from fgai.graph import Graph
 from fgai.graph.on_disk import is_store
+from fgai.large import write
 from fgai.large.arrays import Array, _blocks, _write_array
 from fgai.large.edge_lists import _edge_reader, _map_numbers
 from fgai.large.sort import _sort_edges
 from fgai.large.stored import DTYPES, VERSION, StoredGraph
-from fgai.large.write import (
-    BLOCK,
-    NUMBERS,
-    _file_identity,
-    _new_folder,
-    _save_arrays,
-    _save_features,
-    _save_graph,
-    _save_names,
-    _write_manifest,
-)
 from fgai.progress import stage
 from fgai.typed import typed
 from fgai.version import __version__
@@ -101,12 +91,12 @@ def convert(
         except (OSError, ValueError) as error:
             raise DataError(f"{file} cannot be read: {error}") from error
     if read_edges is None:
-        with _new_folder(target, overwrite) as work:
+        with write._new_folder(target, overwrite) as work:
             graph = load_dataset(str(source), root) if dataset else load_graph(path)
             graph = graph if dataset or folder else graph.replace(name=name)
-            _save_graph(work.folder, graph.to("cpu"))
+            write._save_graph(work.folder, graph.to("cpu"))
         return StoredGraph(target)
-    identities = {role: _file_identity(file) for role, file in files.items()}
+    identities = {role: write._file_identity(file) for role, file in files.items()}
     contents = [[role, file["size"], file["hash"]] for role, file in identities.items()]
     sources = hashlib.sha256(json.dumps([contents, undirected]).encode()).hexdigest()
     if not overwrite and is_store(target) and (stored := StoredGraph(target)).sources == sources:
@@ -114,12 +104,12 @@ def convert(
         warn(FgaiWarning(f"{target} exists already, complete and of these sources; nothing was done"))
         return stored
     job = {"fgai": __version__, "store": VERSION, "sources": identities, "undirected": undirected}
-    with _new_folder(target, overwrite, job=job, resume=resume) as work:
+    with write._new_folder(target, overwrite, job=job, resume=resume) as work:
         width, count = work.run_stage("nodes", lambda: _write_nodes(work.folder, tables))
         with stage("sorting edges"):
             _sort_edges(work, read_edges(), num_nodes=count, undirected=undirected)
         with stage("fingerprint"):
-            work.run_stage("fingerprint", lambda: _write_manifest(work.folder, name, width, sources))
+            work.run_stage("fingerprint", lambda: write._write_manifest(work.folder, name, width, sources))
     return StoredGraph(target)
 
 
@@ -143,12 +133,12 @@ def _write_nodes(folder: Path, tables: dict[str, Path]) -> tuple[int, int | None
         if int(y.min()) < -1 or int(y.max()) < 1:
             raise DataError(f"{path} must name two classes or more, and -1 where none is known")
         count = len(y)
-        _write_array(folder / "y.npy", _blocks(y, BLOCK), DTYPES["y"])
+        _write_array(folder / "y.npy", _blocks(y, write.BLOCK), DTYPES["y"])
     return width, count
 
 
 def _finite(x: Array, path: Path) -> Iterator[Array]:
-    step = max(1, NUMBERS // max(1, x.shape[1]))
+    step = max(1, write.NUMBERS // max(1, x.shape[1]))
     for number, rows in enumerate(_blocks(x, step)):
         block = np.asarray(rows, DTYPES["x"])
         if not np.isfinite(block).all():
@@ -161,10 +151,10 @@ def _write_table(folder: Path, table: Path) -> tuple[int, int]:
     fields: dict[str, Any] = dict(node_fields(table))
     if not fields:
         raise DataError(f"{table} has no column beside the numbers of nodes; leave it out")
-    _save_names(folder, {"class_names": fields.pop("class_names", None)})
+    write._save_names(folder, {"class_names": fields.pop("class_names", None)})
     count, x = len(next(iter(fields.values()))), fields.pop("x", None)
     # The checks of a graph, on its nodes alone.
     nodes = Graph.from_edges(torch.zeros(2, 0, dtype=torch.long), count, x, **fields)
-    _save_features(folder, nodes.features)
-    _save_arrays(folder, fields)
+    write._save_features(folder, nodes.features)
+    write._save_arrays(folder, fields)
     return nodes.num_features, count

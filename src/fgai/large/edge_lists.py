@@ -28,14 +28,11 @@ COMMENTS = ("#", "%")  # first letters of comment lines in SNAP's text
 def _edge_reader(path: Path) -> Callable[[], Iterator[_Edges]] | None:
     """Return the reader of an edge list; None if the file's name is not that of one."""
     name = path.name.removesuffix(".gz")
-    suffix = Path(name).suffix
-    if suffix == ".csv":
-        return partial(_csv, path)
-    if suffix in (".txt", ".tsv", ".edges", ".edgelist"):
-        return partial(_snap, path)
-    if name != path.name:
-        return None
-    return {".parquet": partial(_parquet, path), ".npy": partial(_array, path)}.get(suffix)
+    readers = {".csv": _csv, **dict.fromkeys((".txt", ".tsv", ".edges", ".edgelist"), _snap)}
+    if name == path.name:
+        readers |= {".parquet": _parquet, ".npy": _array}
+    reader = readers.get(Path(name).suffix)
+    return None if reader is None else partial(reader, path)
 
 
 class _Lines(NamedTuple):

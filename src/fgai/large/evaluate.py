@@ -58,8 +58,7 @@ class StoredEvaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; a mean over no nodes is None."""
-        values: dict[str, Any] = plain(asdict(self))
-        return values
+        return dict(plain(asdict(self)))
 
     def show(self, console: Console) -> None:
         """Print every metric on a line of its own."""

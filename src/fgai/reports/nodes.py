@@ -33,6 +33,7 @@ CANDIDATES = 200  # nodes among which the first one is chosen by its overlap
 
 SIZE = 36  # original nodes drawn
 NEW = 6  # injected nodes drawn
+GAP = 0.28  # radians between two of them
 
 Ints = NDArray[np.int64]
 Points = NDArray[np.float64]
@@ -87,8 +88,7 @@ class _ModelViews:
         """Tested nodes whose predicted class the attack changed, those of highest confidence first."""
         flipped = scored[self.clean.predicted[scored] != self.attacked.predicted[scored]]
         order = np.argsort(-self.clean.confidence[flipped], kind="stable")
-        nodes: list[int] = flipped[order][:WORST].tolist()
-        return nodes
+        return [int(node) for node in flipped[order][:WORST]]
 
 
 def _strongest(weights: Mapping[int, float], k: int) -> list[int]:
@@ -412,26 +412,19 @@ def _spring(count: int, edges: Ints, *, rounds: int = 300) -> Points:
 
 def _between(points: Points, anchors: list[list[int]]) -> Points:
     """Positions of injected nodes, outside the others, each in the direction of the nodes it is joined to."""
-    out = np.zeros((len(anchors), 2))
+    angle = 2.4 * np.arange(len(anchors))
     for index, ends in enumerate(anchors):
         middle = points[ends].mean(0) if ends else np.zeros(2)
-        size = float(np.hypot(*middle))
-        angle = np.arctan2(middle[1], middle[0]) if size > 1e-6 else 2.4 * index
-        out[index] = 1.3 * np.array([np.cos(angle), np.sin(angle)])
-    return _spread(out)
-
-
-def _spread(points: Points, gap: float = 0.28) -> Points:
-    """Move points on a circle apart until no two are closer than `gap` radians."""
-    angle = np.arctan2(points[:, 1], points[:, 0])
+        if np.hypot(*middle) > 1e-6:
+            angle[index] = np.arctan2(middle[1], middle[0])
+    angle = np.arctan2(np.sin(angle), np.cos(angle))  # within ±π
     order = np.argsort(angle, kind="stable")
-    gap = min(gap, 1.8 * np.pi / len(points))
+    gap = min(GAP, 1.8 * np.pi / len(angle))
     turned = angle[order]
     for i in range(1, len(turned)):
         turned[i] = max(turned[i], turned[i - 1] + gap)
-    angle[order] = turned - (turned - np.sort(angle)).mean()
-    radius = np.hypot(points[:, 0], points[:, 1])
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    angle[order] = turned - (turned - angle[order]).mean()
+    return 1.3 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
 def _surroundings(graph: Graph, node: int, size: int) -> list[int]:

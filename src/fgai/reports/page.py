@@ -7,40 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fgai.errors import InputError, extra
-from fgai.evaluation.summary import (
-    RULE,
-    Record,
-    next_steps,
-    number_at,
-    one_attack,
-    percent,
-    recall_by_class,
-    score_at,
-    score_of,
-    score_phrase,
-    signed,
-    size_of,
-)
+from fgai.evaluation import summary
+from fgai.evaluation.summary import number_at, percent, signed
 from fgai.files import write_atomic
 from fgai.metrics import NULLS, Shown, chance_path, metric_at, null_path, quantity, shown_numbers
 from fgai.records import ARROWS, look_up, provenance_line
+from fgai.reports import words
 from fgai.reports.build import Report
 from fgai.reports.template import asset, fill, whatif_script
-from fgai.reports.words import (
-    DEFINITION_SHARE,
-    TOPK_SHARE,
-    _output_layer,
-    _pair,
-    attack_words,
-    changes_in,
-    headline,
-    meaning,
-    missing,
-    output_share,
-)
 from fgai.typed import typed
 
 LIMIT = 9_500_000  # bytes of a page; nodes are dropped from the explorer until it fits
@@ -96,26 +73,26 @@ def render(report: Report, library: str | None = None) -> str:
         values["explorer"] = None if count <= FEWEST else _trimmed(explorer, max(FEWEST, count // 2))
         data = _embedded(values)
     promises = (str(proof["promise"]) for proof in report.certificates.values() if proof.get("promise"))
-    kinds = {change.key: change.kind for change in changes_in(report)}
+    kinds = words._kinds_of(words.changes_in(report))
     parts = {
         "report": report,
         "first": first,
         "style": asset("style.css") + asset("whatif.css", "whatif"),
-        "headline": headline(report),
+        "headline": words.headline(report),
         "warnings": _warnings(report.records),
-        "lead": meaning(report),
-        "steps": next_steps(first) if alone else [],
-        "recall": recall_by_class(first) if alone else [],
+        "lead": words.meaning(report),
+        "steps": summary.next_steps(first) if alone else [],
+        "recall": summary.recall_by_class(first) if alone else [],
         "percent": percent,
         "facts": _facts(report),
-        "missing": missing(report),
+        "missing": words.missing(report),
         "cards": _cards(report),
         "kinds_of": lambda keys: dict.fromkeys(kinds[key] for key in keys if key in kinds),
-        "phrase": score_phrase(first),
-        "rule": "" if alone else RULE,
+        "phrase": summary.score_phrase(first),
+        "rule": "" if alone else summary.RULE,
         "words": (values.get("explorer") or {}).get("words", ""),
-        "one_attack": one_attack(first),
-        "output_layer": partial(_output_layer, report.certificates),
+        "one_attack": summary.one_attack(first),
+        "output_layer": partial(words._output_layer, report.certificates),
         "promise": next(promises, ""),
         "nulls": _nulls(report),
         "numbers": {group: list(_rows(report, rows)) for group, rows in _numbers_of(report.records).items()},
@@ -145,9 +122,9 @@ def _trimmed(explorer: dict[str, Any], count: int) -> dict[str, Any]:
             return [cut(item) if isinstance(item, dict) else item for item in short]
         return {key: cut(item) for key, item in value.items()} if isinstance(value, dict) else value
 
-    words = f"This page carries {count:,} of {explorer.get('total', total):,} nodes, those that matter most,"
-    words += " to stay small. The numbers and curves above count all nodes."
-    return {**explorer, **{key: cut(explorer[key]) for key in ("nodes", "models")}, "words": words}
+    text = f"This page carries {count:,} of {explorer.get('total', total):,} nodes, those that matter most,"
+    text += " to stay small. The numbers and curves above count all nodes."
+    return {**explorer, **{key: cut(explorer[key]) for key in ("nodes", "models")}, "words": text}
 
 
 def _plotly() -> str:
@@ -159,7 +136,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     names = ("nodes", "edges", "features", "classes")
     sizes = [f"{data[name]:,} {name}" for name in names if isinstance(data.get(name), int)]
     about = f"{data.get('name', 'unnamed graph')}: {', '.join(sizes)}" if sizes else data.get("name", "")
-    facts = [("Data.", about), ("Attack.", attack_words(report.records[0], len(report.records) > 1))]
+    facts = [("Data.", about), ("Attack.", words.attack_words(report.records[0], len(report.records) > 1))]
     for name, record in zip(report.names, report.records, strict=True):
         block = record.get("provenance")
         if isinstance(block, Mapping) and (line := provenance_line(block)):
@@ -167,7 +144,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     return facts
 
 
-def _warnings(records: Sequence[Record]) -> dict[str, list[str]]:
+def _warnings(records: Sequence[summary.Record]) -> dict[str, list[str]]:
     """The models that each reliability warning concerns."""
     models: dict[str, list[str]] = {}
     for record in records:
@@ -181,10 +158,10 @@ _GROUPS = {"prediction": "Predictions", "explanation": "Explanations", "fidelity
 
 
 def _nulls(report: Report) -> list[str]:
-    return list(NULLS) if isinstance(look_up(_pair(report)[0], "metrics.null"), Mapping) else []
+    return list(NULLS) if isinstance(look_up(words._pair(report)[0], "metrics.null"), Mapping) else []
 
 
-def _numbers_of(records: Sequence[Record]) -> dict[str, list[Shown]]:
+def _numbers_of(records: Sequence[summary.Record]) -> dict[str, list[Shown]]:
     """Every number that its metric has words for, by group."""
     rows: dict[str, list[Shown]] = {group: [] for group in _GROUPS.values()}
     for entry in shown_numbers([record.get("metrics") or {} for record in records]):
@@ -196,7 +173,7 @@ def _numbers_of(records: Sequence[Record]) -> dict[str, list[Shown]]:
 
 def _rows(report: Report, shown: Sequence[Shown]) -> Iterator[dict[str, Any]]:
     """Metrics that any model has: the cells of the models, of null attention and of chance."""
-    reference = _pair(report)[0]
+    reference = words._pair(report)[0]
     for entry in shown:
         values = [number_at(record, entry.path) for record in report.records]
         if all(value is None for value in values):
@@ -217,7 +194,7 @@ def _best_value(shown: Shown) -> str:
     return "closest to clean is best" if shown.like else f"{quantity(shown.path).direction} is better"
 
 
-def _best_records(shown: Shown, records: Sequence[Record]) -> list[bool]:
+def _best_records(shown: Shown, records: Sequence[summary.Record]) -> list[bool]:
     """Which records hold the best value; none if all print alike, or only one has a value."""
     declared = quantity(shown.path)
     values = [number_at(record, shown.path) for record in records]
@@ -231,18 +208,13 @@ def _best_records(shown: Shown, records: Sequence[Record]) -> list[bool]:
     return [value is not None and value == declared.best(numbers) for value in values]
 
 
-class _Bar(NamedTuple):
-    """One model on a card; `length` and `tick` are percentages of a full bar."""
-
-    name: str
-    value: str
-    length: float | None
-    tick: float | None
-
-
-def _bar(name: str, value: str, length: float | None, tick: float | None = None, full: float = 1.0) -> _Bar:
-    shares = (None if v is None else 100 * min(1.0, max(0.0, v / full)) for v in (length, tick))
-    return _Bar(name, value, *shares)
+def _bar(
+    name: str, value: str, length: float | None, tick: float | None = None, full: float = 1.0
+) -> dict[str, Any]:
+    """One model on a card; `length` and `tick` become percentages of a full bar."""
+    shares = {"length": length, "tick": tick}
+    percents = {key: None if v is None else 100 * min(1.0, max(0.0, v / full)) for key, v in shares.items()}
+    return {"name": name, "value": value, **percents}
 
 
 def _of_k(k: int, *shares: float | None) -> str:
@@ -252,19 +224,19 @@ def _of_k(k: int, *shares: float | None) -> str:
 
 def _cards(report: Report) -> dict[str, Any]:
     """The bars of every card, and what its sentence names."""
-    records, names, k = report.records, report.names, size_of(report.records[0])
+    records, names, k = report.records, report.names, summary.size_of(report.records[0])
     keys = ("scores", "kept", "shift", "same", "gaps", "injected")
-    cards: dict[str, list[_Bar]] = {key: [] for key in keys}
+    cards: dict[str, list[dict[str, Any]]] = {key: [] for key in keys}
     shifts = [number_at(record, "g_tvd.rel") for record in records]
     furthest = max([1.0, *(v for v in shifts if v is not None)])
     gaps = [[number_at(r, f"f_slope.node.{when}.gap") for when in ("clean", "attacked")] for r in records]
     widest = max([1.0, *(v for pair in gaps for v in pair if v is not None)])
     neighbours = None
     for name, record, shift, (gap, gap_after) in zip(names, records, shifts, gaps, strict=True):
-        before, after = score_at(record, "clean"), score_at(record, "attacked")
+        before, after = summary.score_at(record, "clean"), summary.score_at(record, "attacked")
         cards["scores"].append(_bar(name, f"{percent(before)} → {percent(after)}", after, before))
         kept, aimed = (number_at(record, f"overlap_touched.{of}.all") for of in ("prediction", "explanation"))
-        if one_attack(records[0]):
+        if summary.one_attack(records[0]):
             cards["kept"].append(_bar(name, _of_k(k, kept), kept))
         else:
             cards["kept"].append(_bar(name, _of_k(k, kept, aimed), kept if aimed is None else aimed, kept))
@@ -280,17 +252,17 @@ def _cards(report: Report) -> dict[str, Any]:
         text = " and ".join(percent(share, 1) for share in (alone, every) if share is not None)
         cards["injected"].append(_bar(name, text or "–", every, alone))
         neighbours = next((one.get("neighbours") for one in proofs.values()), neighbours)
-    paths = (f"{score_of(records[0])}.chance", "overlap_touched.chance.all", "overlap.chance.all")
+    paths = (f"{summary.score_of(records[0])}.chance", "overlap_touched.chance.all", "overlap.chance.all")
     score, kept, same = (number_at(records[0], path) for path in paths)
-    words = {"k": k, "furthest": furthest, "widest": signed(widest, ".3g"), "neighbours": neighbours}
-    words["chance"] = {"scores": percent(score), "kept": _of_k(k, kept), "same": _of_k(k, same)}
-    certified = {"definition": DEFINITION_SHARE, "topk": TOPK_SHARE}
-    return {**cards, **{key: _certified(report, path) for key, path in certified.items()}, **words}
+    facts = {"k": k, "furthest": furthest, "widest": signed(widest, ".3g"), "neighbours": neighbours}
+    facts["chance"] = {"scores": percent(score), "kept": _of_k(k, kept), "same": _of_k(k, same)}
+    certified = {"definition": words.DEFINITION_SHARE, "topk": words.TOPK_SHARE}
+    return {**cards, **{key: _certified(report, path) for key, path in certified.items()}, **facts}
 
 
 def _certified(report: Report, path: str) -> dict[str, Any]:
     """Bars with a share of the output layer of every certificate, and the settings of the last one."""
-    shares = {name: output_share(report.certificates, name, path) for name in report.names}
+    shares = {name: words.output_share(report.certificates, name, path) for name in report.names}
     certified = [report.certificates[name] for name, share in shares.items() if share is not None]
     bars = [_bar(name, percent(share, 1), share) for name, share in shares.items()]
     return {"bars": bars, **{key: (certified or [{}])[-1].get(key) for key in ("k2", "radius", "norm")}}

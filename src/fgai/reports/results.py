@@ -90,8 +90,7 @@ class _ModelResults:
             return []
         values = np.where(self.arrays.get("scored", True), _over_layers(self.arrays[names[0]]), np.nan)
         order = np.argsort(values, kind="stable")  # NaN last
-        worst: list[int] = order[: min(count, int(np.isfinite(values).sum()))].tolist()
-        return worst
+        return [int(node) for node in order[: min(count, int(np.isfinite(values).sum()))]]
 
     def overlaps(self, attack: str) -> dict[str, Any] | None:
         """Shares of the nodes in reach of an attack by how many of their top k they keep, layers alike."""

@@ -55,13 +55,13 @@ def _changes(
     return out
 
 
-def _kind_of(changes: Sequence[Change], key: str) -> str | None:
-    return next((change.kind for change in changes if change.key == key), None)
+def _kinds_of(changes: Sequence[Change]) -> dict[str, str]:
+    """The kind of each change by its key."""
+    return {change.key: change.kind for change in changes}
 
 
 def _verdict(changes: Sequence[Change], reference: str, other: str) -> str:
-    attacked, clean = _kind_of(changes, "attacked"), _kind_of(changes, "clean")
-    kept, aimed = _kind_of(changes, "kept"), _kind_of(changes, "aimed")
+    attacked, clean, kept, aimed = map(_kinds_of(changes).get, ("attacked", "clean", "kept", "aimed"))
     if attacked is None:
         return f"{other} beside {reference}"
     if attacked == summary.WORSE:

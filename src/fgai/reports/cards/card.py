@@ -164,9 +164,8 @@ class Card(TabledDocument):
     def write(self, path: Path | str) -> tuple[Path, Path]:
         """Write the card as JSON, and as Markdown beside it."""
         saved = self.save(path)
-        beside = saved.with_suffix(".md")
-        write_atomic(beside, self.to_markdown())
-        return saved, beside
+        write_atomic(saved.with_suffix(".md"), self.to_markdown())
+        return saved, saved.with_suffix(".md")
 
 
 @typed
@@ -335,9 +334,8 @@ class Finding(NamedTuple):
     @property
     def met(self) -> bool:
         """Whether the number is on the right side of the bar, or on it; an undefined one is not."""
-        if self.value is None:
-            return False
-        return self.value >= self.bound if self.side == "min" else self.value <= self.bound
+        value, bound = self.value, self.bound
+        return value is not None and (value >= bound if self.side == "min" else value <= bound)
 
 
 @typed
