@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import nan
 
 import torch
 from torch import Tensor
@@ -89,13 +90,7 @@ class ChangedEdges:
 def _versions(change: GraphChange) -> list[tuple[Tensor | None, float]]:
     """Return edges and rows, each with PyTorch's count of writes to it; NaN for inference tensors."""
     tensors = change.endpoints, change.edges, change.removed, change.rows
-    return [(tensor, _version(tensor)) for tensor in tensors]
-
-
-def _version(tensor: Tensor | None) -> float:
-    if tensor is None:
-        return 0
-    return float("nan") if tensor.is_inference() else tensor._version
+    return [(t, 0 if t is None else nan if t.is_inference() else t._version) for t in tensors]
 
 
 def both_ways(graph: Graph, pairs: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -30,11 +29,6 @@ def _check_edges(adjacency: Adjacency, like: Tensor) -> None:
         )
 
 
-@cache
-def _types_beside(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    return dtype, torch.promote_types(dtype, torch.float32)
-
-
 def _check(values: Tensor, name: str, shape: tuple[int | str, ...], like: Tensor | None = None) -> None:
     """Raise unless `values` is floating-point of this shape (a word: any size) and of the type of `like`."""
     same = values.dim() == len(shape)
@@ -45,7 +39,8 @@ def _check(values: Tensor, name: str, shape: tuple[int | str, ...], like: Tensor
         raise InputError(f"`{name}` must be floating-point, got {values.dtype}")
     if like is None:
         return
-    if values.dtype not in _types_beside(like.dtype) or values.device != like.device:
+    types = like.dtype, torch.promote_types(like.dtype, torch.float32)
+    if values.dtype not in types or values.device != like.device:
         got = f"{values.dtype} on {values.device}"
         raise InputError(f"`{name}` must be {like.dtype} on {like.device}, as the others are, got {got}")
 

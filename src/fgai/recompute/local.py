@@ -55,11 +55,6 @@ class _Edit:
             added = torch.stack(key_ends(keys[~exists | torch.isin(old, removed)]))
         return cls(0, added, removed, rows)
 
-    def start(self, num_nodes: int) -> Tensor:
-        """The nodes whose features differ from the clean ones: changed rows, then the new nodes."""
-        new = torch.arange(num_nodes, num_nodes + self.new, device=self.rows.device)
-        return torch.cat([self.rows, new])
-
     def affected(self, adjacency: Adjacency, changed: Tensor) -> Tensor:
         """The other rows, sorted, whose output of a layer changes if its input changes at `changed` [S]."""
         mask = torch.zeros(adjacency.num_nodes + self.new, dtype=torch.bool, device=changed.device)
@@ -351,13 +346,12 @@ class Recompute:
             raise InputError(f"{graph.name!r} must be prepared for the model; use `fgai.attention.prepared`")
         self.stages: Layerwise = stages
         self.graph = graph
-        names = list(find_layers(model))
         assert graph.features is not None
         state = stages.enter(graph.features, graph.positional)
         self._sides: list[Sides] = []
         self._states: list[Tensor | None] = []
         layers = []
-        for name, (layer, update) in zip(names, stages.stages, strict=True):
+        for name, (layer, update) in zip(find_layers(model), stages.stages, strict=True):
             sides = layer.sides(state)
             out, attention = layer.fused(*sides, graph.adjacency, written=True)
             before = state if stages.keeps_state and isinstance(state, Tensor) else None
@@ -398,7 +392,8 @@ class Recompute:
         rows = everywhere
         if nodes is not None and not all_rows:
             rows = torch.zeros_like(everywhere).index_fill(0, nodes, True)
-        start = changed = edit.start(self.graph.num_nodes)
+        new = torch.arange(clean.num_nodes, total, device=clean.device)
+        start = changed = torch.cat([edit.rows, new])
         patches, spent, full = [], 0.0, 0.0
         for index, (layer, _) in enumerate(self.stages.stages):
             last = index == len(self.stages.stages) - 1

@@ -164,9 +164,3 @@ def pick_pairs(
     strong, weak = (np.full((len(rows), k), -1, np.int64) for _ in range(2))
     _pair_rows(*(_array(t) for t in (values, exists, members, rowptr, rows)), strong, weak)
     return torch.from_numpy(strong), torch.from_numpy(weak)
-
-
-def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
-    """The top-k of every row as a mask [E]; see `topk_mask`."""
-    leading = pick_leaders(values, rowptr, k)
-    return torch.zeros(values.shape[0], dtype=torch.bool).index_fill_(0, leading[leading >= 0], True)
