@@ -39,9 +39,7 @@ class GraphChange:
             graph = graph.replace(features=graph.features.perturb(self.rows, self.delta))
         if self.endpoints is not None and self.endpoints.numel():
             attacked, edge_map = graph.inject(self.endpoints, self.features)
-            if self.entry_values is not None:
-                attacked = attacked.replace(entry_values=self.entry_values)
-            return attacked, edge_map
+            return attacked.replace(entry_values=self.entry_values), edge_map
         if self.removed is not None and self.removed.numel():
             graph, edge_map = graph.remove(both_ways(graph, self.removed))
         if self.edges is not None and self.edges.numel():

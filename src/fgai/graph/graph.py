@@ -111,11 +111,8 @@ class Graph:
     name: str = "graph"
 
     def __repr__(self) -> str:
-        width = self.features.num_columns if self.features is not None else 0
-        return (
-            f"Graph({self.name!r}, nodes={self.num_nodes}, edges={self.num_edges}, features={width},"
-            f" classes={self.num_classes})"
-        )
+        sizes = f"nodes={self.num_nodes}, edges={self.num_edges}, features={self.num_features}"
+        return f"Graph({self.name!r}, {sizes}, classes={self.num_classes})"
 
     @classmethod
     def from_edges(
@@ -209,14 +206,14 @@ class Graph:
             self.features.check()
             checks.finite(self.features.stored, "features")
         for name in _PER_NODE:
-            value = getattr(self, name)
-            if value is not None and value.shape[0] != n:
-                hint = _mask_remedy(name, value) if name.endswith("_mask") else ""
+            value, is_mask = getattr(self, name), name.endswith("_mask")
+            if value is None:
+                continue
+            hint = _mask_remedy(name, value) if is_mask else ""
+            if value.shape[0] != n:
                 raise InputError(f"`{name}` must have one entry per node ({n}), got {value.shape[0]}{hint}")
-        for name in ("train_mask", "val_mask", "test_mask"):
-            mask = getattr(self, name)
-            if mask is not None and (mask.dtype != torch.bool or mask.dim() != 1):
-                got = f"{mask.dtype} {tuple(mask.shape)}{_mask_remedy(name, mask)}"
+            if is_mask and (value.dtype != torch.bool or value.dim() != 1):
+                got = f"{value.dtype} {tuple(value.shape)}{hint}"
                 raise InputError(f"`{name}` must be a boolean vector, got {got}")
         if self.y is not None:
             if self.y.dim() != 1:

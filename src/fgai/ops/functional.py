@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.backend import _kernels_for
-from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Score
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Options, Score
 from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.typed import typed
@@ -176,8 +176,8 @@ def _attend(
     _check_score(score, adjacency, values, "values", *_WIDE)
     if bias is not None:
         _check(bias, "bias", tuple(values.shape[1:]), values)
-    drop = dropout, _seed(values, dropout, seed)
-    return _kernels_for(values, narrow=True).attend(score, values, adjacency, drop, written, averaged, bias)
+    options = Options(dropout, _seed(values, dropout, seed), written, averaged, bias)
+    return _kernels_for(values, narrow=True).attend(score, values, adjacency, options)
 
 
 def dropout(numbers: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:

@@ -59,7 +59,7 @@ def _margin(b, bounds, rowptr, values, k, radius, gradient, sums, floats, intege
     `integers` [2 k] for how often each level occurred so far, `doubles` [k] for −∂/∂c(m).
     """
     levels, by_rank = floats[b, 0], floats[b, 1]
-    seen, d_cost = integers[b], doubles[b]
+    ties, d_cost = integers[b], doubles[b]
     for i in range(bounds[b], bounds[b + 1]):
         first, last = rowptr[i], rowptr[i + 1]
         sums[i] = 0
@@ -79,15 +79,15 @@ def _margin(b, bounds, rowptr, values, k, radius, gradient, sums, floats, intege
         for m in range(count, 0, -1):  # the m-th pair is part of the costs of m and more swaps
             total += d_cost[m - 1]
             by_rank[k - m], by_rank[k + m - 1] = -total, total
-        seen[: k + count] = 0
+        ties[: k + count] = 0
         for e in range(first, last):
             rank = 0
             for slot in range(k + count):
                 rank += levels[slot] > values[e]
             gradient[e] = 0
             if rank < k + count:
-                equal = seen[rank]  # equal values rank in edge order
-                seen[rank] += 1
+                equal = ties[rank]  # equal values rank in edge order
+                ties[rank] += 1
                 if rank + equal < k + count:
                     gradient[e] = by_rank[rank + equal]
 
