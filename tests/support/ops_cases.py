@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Score
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Options, Score
 from fgai.sparse import Adjacency
 
 SLOPE = 0.2
@@ -63,7 +63,8 @@ def call(
     first = KINDS[kind], near, far, weight
     if operation == "score":
         return (kernels.score(Score(*first, SLOPE), adjacency),)
-    result = kernels.attend(Score(*first, SLOPE), *rest, adjacency, (p, SEED), written, averaged, bias)
+    options = Options(p, SEED, written, averaged, bias)
+    result = kernels.attend(Score(*first, SLOPE), *rest, adjacency, options)
     assert isinstance(result, tuple)
     return result
 

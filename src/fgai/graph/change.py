@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import nan
 
 import torch
 from torch import Tensor
@@ -38,9 +39,7 @@ class GraphChange:
             graph = graph.replace(features=graph.features.perturb(self.rows, self.delta))
         if self.endpoints is not None and self.endpoints.numel():
             attacked, edge_map = graph.inject(self.endpoints, self.features)
-            if self.entry_values is not None:
-                attacked = attacked.replace(entry_values=self.entry_values)
-            return attacked, edge_map
+            return attacked.replace(entry_values=self.entry_values), edge_map
         if self.removed is not None and self.removed.numel():
             graph, edge_map = graph.remove(both_ways(graph, self.removed))
         if self.edges is not None and self.edges.numel():
@@ -89,13 +88,7 @@ class ChangedEdges:
 def _versions(change: GraphChange) -> list[tuple[Tensor | None, float]]:
     """Return edges and rows, each with PyTorch's count of writes to it; NaN for inference tensors."""
     tensors = change.endpoints, change.edges, change.removed, change.rows
-    return [(tensor, _version(tensor)) for tensor in tensors]
-
-
-def _version(tensor: Tensor | None) -> float:
-    if tensor is None:
-        return 0
-    return float("nan") if tensor.is_inference() else tensor._version
+    return [(t, 0 if t is None else nan if t.is_inference() else t._version) for t in tensors]
 
 
 def both_ways(graph: Graph, pairs: Tensor) -> Tensor:

@@ -102,10 +102,9 @@ class Links:
         if self.pairs.dim() != 2 or self.pairs.shape[0] != 2:
             raise InputError(f"`pairs` must have shape [2, links], got {tuple(self.pairs.shape)}")
         count = self.pairs.shape[1]
-        for name, part in (("y", self.y), ("part", self.part)):
+        for name, part in (("pairs", self.pairs[0]), ("y", self.y), ("part", self.part)):
             if part.shape != (count,):
                 raise InputError(f"`{name}` must have one entry per pair ({count}), got {tuple(part.shape)}")
-        for name, part in (("pairs", self.pairs), ("y", self.y), ("part", self.part)):
             if part.is_floating_point():
                 raise InputError(f"`{name}` must hold integers, got {part.dtype}")
 

@@ -49,8 +49,7 @@ def extend_encoding(
     """
     new, width = targets.shape
     if width == 0:
-        zeros = vectors.new_zeros(new, vectors.shape[1])
-        return zeros, values.new_zeros(zeros.shape)
+        return vectors.new_zeros(new, vectors.shape[1]), values.new_zeros(new, vectors.shape[1])
     gain = values / (values * values).clamp(min=FLOOR * FLOOR)
     flow = vectors * gain * degree.clamp(min=1).to(vectors.dtype).rsqrt()[:, None]
     return flow[targets].sum(dim=1) / float(width) ** 0.5, values[targets].mean(dim=1)
@@ -112,11 +111,8 @@ class Graph:
     name: str = "graph"
 
     def __repr__(self) -> str:
-        width = self.features.num_columns if self.features is not None else 0
-        return (
-            f"Graph({self.name!r}, nodes={self.num_nodes}, edges={self.num_edges}, features={width},"
-            f" classes={self.num_classes})"
-        )
+        sizes = f"nodes={self.num_nodes}, edges={self.num_edges}, features={self.num_features}"
+        return f"Graph({self.name!r}, {sizes}, classes={self.num_classes})"
 
     @classmethod
     def from_edges(
@@ -210,14 +206,14 @@ class Graph:
             self.features.check()
             checks.finite(self.features.stored, "features")
         for name in _PER_NODE:
-            value = getattr(self, name)
-            if value is not None and value.shape[0] != n:
-                hint = _mask_remedy(name, value) if name.endswith("_mask") else ""
+            value, is_mask = getattr(self, name), name.endswith("_mask")
+            if value is None:
+                continue
+            hint = _mask_remedy(name, value) if is_mask else ""
+            if value.shape[0] != n:
                 raise InputError(f"`{name}` must have one entry per node ({n}), got {value.shape[0]}{hint}")
-        for name in ("train_mask", "val_mask", "test_mask"):
-            mask = getattr(self, name)
-            if mask is not None and (mask.dtype != torch.bool or mask.dim() != 1):
-                got = f"{mask.dtype} {tuple(mask.shape)}{_mask_remedy(name, mask)}"
+            if is_mask and (value.dtype != torch.bool or value.dim() != 1):
+                got = f"{value.dtype} {tuple(value.shape)}{hint}"
                 raise InputError(f"`{name}` must be a boolean vector, got {got}")
         if self.y is not None:
             if self.y.dim() != 1:
@@ -360,13 +356,13 @@ class Graph:
 
     def _padded_fields(self, count: int) -> dict[str, Tensor]:
         def make() -> dict[str, Tensor]:
-            fills = {"train_mask": 0, "val_mask": 0, "test_mask": 0, "y": -1}
-            old = {name: getattr(self, name) for name in fills}
-            present = {name: values for name, values in old.items() if values is not None}
-            return {
-                name: torch.cat([values, values.new_full((count,), fills[name])])
-                for name, values in present.items()
-            }
+            padded = {}
+            for name in _NODE_FIELDS:
+                values = getattr(self, name)
+                if values is not None:
+                    fill = values.new_full((count,), -1 if name == "y" else 0)
+                    padded[name] = torch.cat([values, fill])
+            return padded
 
         return cached_on(self, ("padded", count), make)
 
@@ -378,7 +374,7 @@ class Graph:
         """Add edges [2, K] between existing nodes; existing edges stay as they are."""
         edges = checks.edge_index(edge_index.to(self.device), self.num_nodes)
         keys = torch.unique(edge_keys(edges[0], edges[1]))
-        is_new = torch.ones(keys.numel(), dtype=torch.bool, device=self.device)
+        is_new = torch.ones_like(keys, dtype=torch.bool)
         is_new[match_edges(keys, self.keys)[0]] = False
         new_edges = torch.stack(key_ends(keys[is_new]))
         adjacency, positions = self.adjacency.merge(new_edges, self.num_nodes)
@@ -400,9 +396,8 @@ class Graph:
         source, destination = self.edge_index[:, before]
         adjacency = Adjacency.from_sorted(source, destination, self.num_nodes)
         edge_map = EdgeMap(before, self._positions[: before.numel()], self.num_edges, before.numel())
-        return dataclasses.replace(
-            self, adjacency=adjacency, merged=None, **self._mapped_edge_fields(edge_map)
-        ), edge_map
+        fields = self._mapped_edge_fields(edge_map)
+        return self.replace(adjacency=adjacency, merged=None, **fields), edge_map
 
     def _mapped_edge_fields(self, edge_map: EdgeMap) -> dict[str, Any]:
         fields = {}

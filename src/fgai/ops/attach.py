@@ -9,7 +9,7 @@ from torch import Tensor
 from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.ops.backend import _has_numba, has_triton
-from fgai.ops.cpu.parallel import _by_block, _Columns, _incoming, _launch, _outgoing, _Rows, blocks
+from fgai.ops.cpu.parallel import _by_block, _Columns, _incoming, _launch, _outgoing, blocks
 from fgai.ops.cpu.rows import _kernel
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import Index32
@@ -110,6 +110,5 @@ def _attach_on_cpu(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[
     source, destination, csc, target = out
     index = Index32(*(torch.from_numpy(a) for a in (rowptr, source, colptr, csc, destination)))
     grown = Adjacency.from_index32(first + nodes, index)
-    cached_on(grown, "cpu incoming", lambda: _Rows(blocks(rowptr), rowptr, source))
     cached_on(grown, "cpu outgoing", lambda: _Columns(blocks(colptr), colptr, csc, target))
     return grown, torch.from_numpy(positions)

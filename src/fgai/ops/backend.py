@@ -62,7 +62,7 @@ def _kernels_for(tensor: Tensor, *, narrow: bool = False) -> ModuleType:
     forced = _backend.get()
     if forced == "numba" and numba.config.DISABLE_JIT:
         raise InputError('NUMBA_DISABLE_JIT=1 forbids the backend "numba"; use "auto" or unset it')
-    home = "cpu" if tensor.device.type == "cpu" else "cuda" if tensor.is_cuda else "other"
+    home = tensor.device.type
     if forced in HOMES and HOMES[forced] != home:
         where = f"{HOMES[forced]} tensors, got one on {tensor.device}"
         raise InputError(f'the backend {forced!r} runs on {where}; use "auto" or move the tensor')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.backend import _kernels_for
-from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Score
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Options, Score
 from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.typed import typed
@@ -30,11 +29,6 @@ def _check_edges(adjacency: Adjacency, like: Tensor) -> None:
         )
 
 
-@cache
-def _types_beside(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    return dtype, torch.promote_types(dtype, torch.float32)
-
-
 def _check(values: Tensor, name: str, shape: tuple[int | str, ...], like: Tensor | None = None) -> None:
     """Raise unless `values` is floating-point of this shape (a word: any size) and of the type of `like`."""
     same = values.dim() == len(shape)
@@ -45,7 +39,8 @@ def _check(values: Tensor, name: str, shape: tuple[int | str, ...], like: Tensor
         raise InputError(f"`{name}` must be floating-point, got {values.dtype}")
     if like is None:
         return
-    if values.dtype not in _types_beside(like.dtype) or values.device != like.device:
+    types = like.dtype, torch.promote_types(like.dtype, torch.float32)
+    if values.dtype not in types or values.device != like.device:
         got = f"{values.dtype} on {values.device}"
         raise InputError(f"`{name}` must be {like.dtype} on {like.device}, as the others are, got {got}")
 
@@ -181,8 +176,8 @@ def _attend(
     _check_score(score, adjacency, values, "values", *_WIDE)
     if bias is not None:
         _check(bias, "bias", tuple(values.shape[1:]), values)
-    drop = dropout, _seed(values, dropout, seed)
-    return _kernels_for(values, narrow=True).attend(score, values, adjacency, drop, written, averaged, bias)
+    options = Options(dropout, _seed(values, dropout, seed), written, averaged, bias)
+    return _kernels_for(values, narrow=True).attend(score, values, adjacency, options)
 
 
 def dropout(numbers: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:

@@ -22,7 +22,6 @@ from torch.nn.functional import leaky_relu
 from fgai.sparse import Adjacency, SparseRows
 
 ADDITIVE, DYNAMIC, DOT = range(3)
-Drop = tuple[float, int | Tensor]  # rate and seed of dropout
 Bounds = tuple[Tensor, Tensor, Tensor]  # low, high and radius of a clip
 Clipped = tuple[Tensor, Tensor | None, Tensor | None]  # see `clip_rows`
 _LOW = 0xFFFFFFFF
@@ -43,6 +42,16 @@ class Score(NamedTuple):
     far: Tensor  # of the sources j, likewise
     weight: Tensor | None  # [H, C] if dynamic, else None
     slope: float  # of the leaky relu
+
+
+class Options(NamedTuple):
+    """Options of `attend`; see `fgai.ops.attend_additive`."""
+
+    dropout: float
+    seed: int | Tensor
+    written: bool
+    averaged: bool
+    bias: Tensor | None
 
 
 def _limit_and_scale(p: float) -> tuple[int, float]:
@@ -127,22 +136,15 @@ def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
     return values * _factors(values.shape, p, seed, values)
 
 
-def attend(
-    terms: Score,
-    values: Tensor,
-    adjacency: Adjacency,
-    drop: Drop,
-    written: bool,
-    averaged: bool,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def attend(terms: Score, values: Tensor, adjacency: Adjacency, options: Options) -> tuple[Tensor, Tensor]:
     """`score`, `edge_softmax`, `dropout`, `aggregate` and `bias`: values [N, H, C], undropped attention.
 
     The attention is [E, H], or its mean over heads [E, 1] if `averaged`; a backend may return it empty unless
     `written`.
     """
+    p, seed, _, averaged, bias = options
     attention = edge_softmax(score(terms, adjacency), adjacency)
-    used = dropout(attention, *drop) if drop[0] else attention
+    used = dropout(attention, p, seed) if p else attention
     out = aggregate(used, values, adjacency)
     out = out if bias is None else out + bias
     return out, attention.mean(1, keepdim=True) if averaged and attention.shape[1] > 1 else attention

@@ -55,11 +55,6 @@ class _Edit:
             added = torch.stack(key_ends(keys[~exists | torch.isin(old, removed)]))
         return cls(0, added, removed, rows)
 
-    def start(self, num_nodes: int) -> Tensor:
-        """The nodes whose features differ from the clean ones: changed rows, then the new nodes."""
-        new = torch.arange(num_nodes, num_nodes + self.new, device=self.rows.device)
-        return torch.cat([self.rows, new])
-
     def affected(self, adjacency: Adjacency, changed: Tensor) -> Tensor:
         """The other rows, sorted, whose output of a layer changes if its input changes at `changed` [S]."""
         mask = torch.zeros(adjacency.num_nodes + self.new, dtype=torch.bool, device=changed.device)
@@ -71,10 +66,10 @@ class _Edit:
 
 
 def incoming(adjacency: Adjacency, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the edges into `nodes` [n], which new nodes lack, and for each its place in `nodes`."""
+    """Positions of the edges into `nodes` [n], which new nodes lack, and of each the index in `nodes`."""
     old = (nodes < adjacency.num_nodes).nonzero().flatten()
-    positions, place = row_entries(adjacency.rowptr, nodes[old])
-    return positions, old[place]
+    positions, index = row_entries(adjacency.rowptr, nodes[old])
+    return positions, old[index]
 
 
 def _outgoing(adjacency: Adjacency, nodes: Tensor) -> Tensor:
@@ -120,11 +115,10 @@ class _Patch:
         position[affected] = s + torch.arange(affected.numel(), device=device)
         full = changed[rows[changed]]
         if all_rows:
-            full = torch.cat([full, affected])
-        old_edges = incoming(clean, full)[0]
-        if not all_rows:
-            out_edges = _outgoing(clean, changed)
-            old_edges = torch.cat([old_edges, out_edges[position[clean.destination[out_edges]] >= s]])
+            old_edges = incoming(clean, torch.cat([full, affected]))[0]
+        else:
+            into, out_of = incoming(clean, full)[0], _outgoing(clean, changed)
+            old_edges = torch.cat([into, out_of[position[clean.destination[out_of]] >= s]])
         if edit.removed.numel():
             old_edges = old_edges[~torch.isin(old_edges, edit.removed)]
         added = edit.added[:, rows[edit.added[1]] & (position[edit.added[1]] >= 0)]
@@ -149,8 +143,6 @@ class _Patch:
             [torch.cat([position[source], summaries]), torch.cat([position[destination], s + summarised])]
         )
         adjacency, order = Adjacency.build(edge_index, nodes + summarised.numel())
-        sorted_position = torch.empty_like(order)
-        sorted_position[order] = torch.arange(order.numel(), device=device)
         set_active_rows(adjacency, with_grad=s, with_edges=s + affected.numel())
         none = old_edges.new_full((added.shape[1] + summarised.numel(),), -1)
         return cls(
@@ -160,7 +152,7 @@ class _Patch:
             adjacency=adjacency,
             positions=torch.cat([old_edges, none])[order],
             summarised=summarised,
-            summary_edges=sorted_position[old_edges.numel() + added.shape[1] :],
+            summary_edges=(order >= source.numel()).nonzero().flatten(),  # one per row, in order
             rest=rest,
             counts=counts,
         )
@@ -235,21 +227,19 @@ def _copy_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Te
     # Nodes are ordered by kind, then by copy: the changed ones of all copies, all affected rows, and so on.
     times, device = inputs.shape[0], inputs.device
     affected = patch.recomputed - patch.changed
-    kinds = (affected, patch.constant.numel() - affected, patch.summarised.numel())
-    numbers, index, before = [inputs], [], times * patch.changed
-    first = 0
-    for size in kinds:
-        numbers.append(before + torch.arange(times * size, device=device).view(times, size))
-        index.append((first + torch.arange(size, device=device)).repeat(times))
-        before, first = before + times * size, first + size
-    number = torch.cat(numbers, dim=1)
+    kinds = [affected, patch.constant.numel() - affected, patch.summarised.numel()]
+    rows = torch.arange(sum(kinds), device=device)
+    chosen = torch.cat([part.repeat(times) for part in torch.split(rows, kinds)])
+    copies = times * patch.changed + torch.arange(times * len(rows), device=device)
+    blocks = torch.split(copies, [times * size for size in kinds])
+    number = torch.cat([inputs, *(block.view(times, -1) for block in blocks)], dim=1)
     edges, count = patch.adjacency, patch.adjacency.num_edges
     both = torch.stack([number[:, edges.source].flatten(), number[:, edges.destination].flatten()])
     adjacency, order = Adjacency.build(both, times * edges.num_nodes)
     set_active_rows(adjacency, with_grad=times * patch.changed, with_edges=times * patch.recomputed)
     back = torch.empty_like(order)
     back[order] = torch.arange(order.numel(), device=device)
-    positions, chosen = back.view(times, count), torch.cat(index)
+    positions = back.view(times, count)
     source, destination, values = (t.index_select(0, chosen) for t in sides)
     copied = _Patch(
         changed=times * patch.changed,
@@ -351,13 +341,12 @@ class Recompute:
             raise InputError(f"{graph.name!r} must be prepared for the model; use `fgai.attention.prepared`")
         self.stages: Layerwise = stages
         self.graph = graph
-        names = list(find_layers(model))
         assert graph.features is not None
         state = stages.enter(graph.features, graph.positional)
         self._sides: list[Sides] = []
         self._states: list[Tensor | None] = []
         layers = []
-        for name, (layer, update) in zip(names, stages.stages, strict=True):
+        for name, (layer, update) in zip(find_layers(model), stages.stages, strict=True):
             sides = layer.sides(state)
             out, attention = layer.fused(*sides, graph.adjacency, written=True)
             before = state if stages.keeps_state and isinstance(state, Tensor) else None
@@ -398,7 +387,8 @@ class Recompute:
         rows = everywhere
         if nodes is not None and not all_rows:
             rows = torch.zeros_like(everywhere).index_fill(0, nodes, True)
-        start = changed = edit.start(self.graph.num_nodes)
+        new = torch.arange(clean.num_nodes, total, device=clean.device)
+        start = changed = torch.cat([edit.rows, new])
         patches, spent, full = [], 0.0, 0.0
         for index, (layer, _) in enumerate(self.stages.stages):
             last = index == len(self.stages.stages) - 1

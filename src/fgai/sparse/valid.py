@@ -57,8 +57,8 @@ def row_index(pointers: Tensor, count: int) -> Tensor:
 def row_entries(pointers: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the positions of the entries of `rows`, row by row, and for each entry its index in `rows`."""
     first, count = pointers[rows], pointers[rows + 1] - pointers[rows]
-    place = torch.repeat_interleave(count)
-    return torch.arange(len(place), device=rows.device) + (first - count.cumsum(0) + count)[place], place
+    index = torch.repeat_interleave(count)
+    return torch.arange(len(index), device=rows.device) + (first - count.cumsum(0) + count)[index], index
 
 
 def _min_max(index: Tensor) -> tuple[int, int]:

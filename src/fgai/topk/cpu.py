@@ -59,7 +59,7 @@ def _margin(b, bounds, rowptr, values, k, radius, gradient, sums, floats, intege
     `integers` [2 k] for how often each level occurred so far, `doubles` [k] for −∂/∂c(m).
     """
     levels, by_rank = floats[b, 0], floats[b, 1]
-    seen, d_cost = integers[b], doubles[b]
+    ties, d_cost = integers[b], doubles[b]
     for i in range(bounds[b], bounds[b + 1]):
         first, last = rowptr[i], rowptr[i + 1]
         sums[i] = 0
@@ -79,15 +79,15 @@ def _margin(b, bounds, rowptr, values, k, radius, gradient, sums, floats, intege
         for m in range(count, 0, -1):  # the m-th pair is part of the costs of m and more swaps
             total += d_cost[m - 1]
             by_rank[k - m], by_rank[k + m - 1] = -total, total
-        seen[: k + count] = 0
+        ties[: k + count] = 0
         for e in range(first, last):
             rank = 0
             for slot in range(k + count):
                 rank += levels[slot] > values[e]
             gradient[e] = 0
             if rank < k + count:
-                equal = seen[rank]  # equal values rank in edge order
-                seen[rank] += 1
+                equal = ties[rank]  # equal values rank in edge order
+                ties[rank] += 1
                 if rank + equal < k + count:
                     gradient[e] = by_rank[rank + equal]
 
@@ -164,9 +164,3 @@ def pick_pairs(
     strong, weak = (np.full((len(rows), k), -1, np.int64) for _ in range(2))
     _pair_rows(*(_array(t) for t in (values, exists, members, rowptr, rows)), strong, weak)
     return torch.from_numpy(strong), torch.from_numpy(weak)
-
-
-def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
-    """The top-k of every row as a mask [E]; see `topk_mask`."""
-    leading = pick_leaders(values, rowptr, k)
-    return torch.zeros(values.shape[0], dtype=torch.bool).index_fill_(0, leading[leading >= 0], True)

@@ -128,7 +128,10 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
         return torch.ones(values.shape[0], dtype=torch.bool, device=values.device)
     ready = prepare_values(values)
     kernels = _row_kernels(ready) if k <= FEW else None
-    if kernels is cpu or (kernels is not None and scope == "node"):
+    if kernels is cpu:
+        leading = cpu.pick_leaders(ready, rows, k)
+        return torch.zeros_like(values, dtype=torch.bool).index_fill_(0, leading[leading >= 0], True)
+    if kernels is not None and scope == "node":
         mask: Tensor = kernels.pick_mask(ready, rows, k)
         return mask
     if scope == "graph" and values.device.type != "cpu":

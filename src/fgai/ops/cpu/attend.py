@@ -84,7 +84,7 @@ from fgai.ops.cpu.rows import (
     _prefetch_row,
     _weighted_sum,
 )
-from fgai.ops.reference import ADDITIVE, DOT, Drop, Score, _limit_and_scale
+from fgai.ops.reference import ADDITIVE, DOT, Options, Score, _limit_and_scale
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -514,17 +514,8 @@ class _Attend(Function):
         return (*_tensors(*(a if needed else None for a, needed in outputs)), *(None for _ in range(6)))
 
 
-def attend(
-    score: Score,
-    values: Tensor,
-    adjacency: Adjacency,
-    drop: Drop,
-    written: bool,
-    averaged: bool,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def attend(score: Score, values: Tensor, adjacency: Adjacency, options: Options) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend`; the attention is always returned."""
-    kind, near, far, weight, slope = score
-    options = adjacency, kind, slope, drop[0], int(drop[1]), averaged
-    out, attention = _Attend.apply(near, far, weight, values, *options)
+    (kind, near, far, weight, slope), (p, seed, _, averaged, bias) = score, options
+    out, attention = _Attend.apply(near, far, weight, values, adjacency, kind, slope, p, int(seed), averaged)
     return out if bias is None else out + bias, attention

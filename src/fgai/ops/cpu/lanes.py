@@ -24,6 +24,7 @@ TILE = 64
 _FLAGS = ("reassoc", "contract", "nsz", "arcp")
 _WORD = ir.IntType(32)
 _LONG = ir.IntType(64)
+_PLACES = ir.Constant(ir.VectorType(_LONG, LANES), [ir.Constant(_LONG, k) for k in range(LANES)])
 
 
 class _LanesType(types.Type):  # type: ignore[misc]
@@ -51,10 +52,10 @@ def _shuffle(builder: Any, one: Any, two: Any, places: Sequence[int]) -> Any:
     return builder.shuffle_vector(one, two, mask)
 
 
-def _broadcast(builder: Any, value: Any, vector: Any) -> Any:
-    nothing = ir.Constant(vector, ir.Undefined)
+def _broadcast(builder: Any, value: Any, count: int = LANES) -> Any:
+    nothing = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
     one = builder.insert_element(nothing, value, ir.Constant(_WORD, 0))
-    return _shuffle(builder, one, nothing, [0] * vector.count)
+    return _shuffle(builder, one, nothing, [0] * count)
 
 
 def _codegen(sig: Any, build: Callable[..., Any]) -> Any:
@@ -127,8 +128,7 @@ def _store(typingctx: Any, array: Any, offset: Any, lanes: Any) -> Any:
 
 def _mask(builder: Any, count: Any) -> Any:
     """Lanes 0..count-1."""
-    position = ir.Constant(ir.VectorType(_LONG, LANES), [ir.Constant(_LONG, k) for k in range(LANES)])
-    return builder.icmp_signed("<", position, _broadcast(builder, count, position.type))
+    return builder.icmp_signed("<", _PLACES, _broadcast(builder, count))
 
 
 @intrinsic
@@ -170,9 +170,7 @@ def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
 
 
 def _splat_type(value: Any, count: int) -> Any:
-    scalar = ir.FloatType() if value == types.float32 else ir.DoubleType()
-    vector = ir.VectorType(scalar, count)
-    return _codegen(_LanesType(value, count)(value), lambda builder, x: _broadcast(builder, x, vector))
+    return _codegen(_LanesType(value, count)(value), lambda builder, x: _broadcast(builder, x, count))
 
 
 @intrinsic
@@ -243,9 +241,8 @@ def _where_positive(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
 @intrinsic
 def _hash_factors(typingctx: Any, position: Any, seed: Any, limit: Any, scale: Any) -> Any:
     """0 or `scale` for eight positions in a row: the draws of `fgai.ops.reference`, eight at a time."""
-    kind = _LanesType(scale)
 
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def build(builder: Any, position: Any, seed: Any, limit: Any, scale: Any) -> Any:
         words, longs = ir.VectorType(_WORD, LANES), ir.VectorType(_LONG, LANES)
 
         def mix(x: Any) -> Any:
@@ -254,19 +251,17 @@ def _hash_factors(typingctx: Any, position: Any, seed: Any, limit: Any, scale: A
                 x = builder.mul(x, _constant(words, factor))
             return builder.xor(x, builder.lshr(x, _constant(words, 16)))
 
-        places = ir.Constant(longs, [ir.Constant(_LONG, k) for k in range(LANES)])
-        at = builder.add(_broadcast(builder, args[0], longs), places)
-        low = _broadcast(builder, builder.trunc(args[1], _WORD), words)
-        high = _broadcast(builder, builder.trunc(builder.lshr(args[1], ir.Constant(_LONG, 32)), _WORD), words)
+        at = builder.add(_broadcast(builder, position), _PLACES)
+        low = _broadcast(builder, builder.trunc(seed, _WORD))
+        high = _broadcast(builder, builder.trunc(builder.lshr(seed, ir.Constant(_LONG, 32)), _WORD))
         x = mix(builder.add(builder.trunc(at, words), low))
         beyond = builder.trunc(builder.lshr(at, _constant(longs, 32)), words)
         spread = builder.mul(builder.add(low, beyond), _constant(words, 0x9E3779B9))
         x = mix(builder.xor(builder.xor(x, high), spread))
-        stays = builder.icmp_unsigned(">=", x, _broadcast(builder, args[2], words))
-        vector = context.get_value_type(kind)
-        return builder.select(stays, _broadcast(builder, args[3], vector), _constant(vector, 0.0))
+        stays, scales = builder.icmp_unsigned(">=", x, _broadcast(builder, limit)), _broadcast(builder, scale)
+        return builder.select(stays, scales, _constant(scales.type, 0.0))
 
-    return kind(types.int64, types.int64, types.uint32, scale), generate
+    return _codegen(_LanesType(scale)(types.int64, types.int64, types.uint32, scale), build)
 
 
 @intrinsic

@@ -55,7 +55,7 @@ from fgai.ops.gpu.plan import (
     incoming,
     outgoing,
 )
-from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Drop, Score, _limit_and_scale
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Options, Score, _limit_and_scale
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import active_rows
 
@@ -219,22 +219,13 @@ def _part_destinations(ctx: Any, near: Tensor, *tensors: Tensor) -> Tensor:
     return d_near
 
 
-def attend(
-    score: Score,
-    values: Tensor,
-    adjacency: Adjacency,
-    drop: Drop,
-    written: bool,
-    averaged: bool,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def attend(score: Score, values: Tensor, adjacency: Adjacency, options: Options) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend`; unless `written`, the attention comes back empty."""
-    kind, near, far, weight, slope = score
+    (kind, near, far, weight, slope), (p, seed, written, averaged, bias) = score, options
     weight, bias = (values.new_empty(0) if t is None else t for t in (weight, bias))
     attention = (MEAN if averaged else ALL) if written else 0
-    one = far is values
-    options = adjacency, kind, slope, drop[0], _seed_tensor(values, drop[1]), attention, one
-    return _Attend.apply(near, far, weight, values, bias, *options)  # type: ignore[no-any-return]
+    rest = adjacency, kind, slope, p, _seed_tensor(values, seed), attention, far is values
+    return _Attend.apply(near, far, weight, values, bias, *rest)  # type: ignore[no-any-return]
 
 
 LOWEST = tl.constexpr(-1e30)  # maximum over pieces that are all empty: finite, because ∞ − ∞ is NaN
