@@ -13,7 +13,8 @@ from fgai.attacks.injection import (
     RandomInjection,
     draw_features,
 )
-from fgai.attacks.search import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member, SearchSpec
+from fgai.attacks.search.climb import SearchSpec
+from fgai.attacks.search.members import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member
 from fgai.attacks.threats import (
     DEFAULT,
     THREATS,
