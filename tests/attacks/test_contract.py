@@ -24,14 +24,12 @@ from fgai.attacks import (
     AdaptiveInjection,
     Attack,
     Budget,
-    Clean,
     FeaturePGD,
     NaturalInjection,
     PGDInjection,
     RandomEdges,
     RandomInjection,
     check_budget,
-    explanation,
 )
 from fgai.attacks.base import _DamageAttack
 from fgai.attacks.search.climb import SearchResult
@@ -40,7 +38,7 @@ from fgai.attention import AttentionMap, LayerAttention, evaluating, observe, pr
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.metrics import intruder_mass
-from fgai.objectives import margin_loss, prediction
+from fgai.objectives import Clean, explanation, margin_loss, prediction
 from support import attack_cases as cases
 from support.forward import seen_by
 

@@ -20,13 +20,10 @@ from fgai.attacks import (
     TDGIA,
     THREATS,
     Budget,
-    Clean,
     PGDInjection,
     check_budget,
     draw_endpoints,
-    explanation,
     make_attack,
-    preserving,
 )
 from fgai.attacks.endpoints import _batch_endpoints, _defect_scores
 from fgai.attacks.existing import (
@@ -42,6 +39,7 @@ from fgai.attacks.injection import _smooth_prediction
 from fgai.attention import AttentionMap, evaluating
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
+from fgai.objectives import Clean, explanation, preserving
 from fgai.sparse import Features, edge_keys
 from support import attack_cases as cases
 from support.forward import seen_by

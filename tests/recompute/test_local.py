@@ -10,22 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fgai.attacks import (
-    Budget,
-    Clean,
-    FeaturePGD,
-    Objective,
-    PGDInjection,
-    RandomEdges,
-    draw_endpoints,
-)
+from fgai.attacks import Budget, FeaturePGD, Objective, PGDInjection, RandomEdges, draw_endpoints
 from fgai.attacks.base import Judge, Ledger
 from fgai.attacks.search.site import _PartialExplanation, _SiteOutput
 from fgai.attention import observe, prepared, record, touched_rows
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
-from fgai.objectives import TopKMargin
+from fgai.objectives import Clean, TopKMargin
 from fgai.recompute.local import Recompute, _Edit
 from fgai.sparse import Features
 from support import attack_cases as cases

@@ -13,7 +13,8 @@ from fgai.attacks.injection import (
     RandomInjection,
     draw_features,
 )
-from fgai.attacks.search import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member, SearchSpec
+from fgai.attacks.search.climb import SearchSpec
+from fgai.attacks.search.members import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member
 from fgai.attacks.threats import (
     DEFAULT,
     THREATS,
@@ -24,56 +25,12 @@ from fgai.attacks.threats import (
     weak_search_note,
 )
 from fgai.attacks.values import ValueInjection
-from fgai.objectives import (
-    INTRUDERS,
-    MARGIN,
-    OBJECTIVES,
-    PREDICTION,
-    Clean,
-    Objective,
-    explanation,
-    preserving,
-)
+from fgai.objectives import Objective
 
 __all__ = [
-    "DEFAULT",
-    "DICE",
-    "EXPLANATION_MEMBERS",
-    "INTRUDERS",
-    "MARGIN",
-    "OBJECTIVES",
-    "PRBCD",
-    "PREDICTION",
-    "PREDICTION_MEMBERS",
-    "SHARED_RULES",
-    "TDGIA",
-    "THREATS",
-    "AdaptiveInjection",
-    "Attack",
-    "AttackResult",
-    "Budget",
-    "Clean",
-    "EnsembleInjection",
-    "FeaturePGD",
-    "Judge",
-    "Ledger",
-    "Member",
-    "NaturalInjection",
-    "Objective",
-    "PGDInjection",
-    "RandomEdges",
-    "RandomInjection",
-    "SearchSpec",
-    "ShortEnsemble",
-    "Threat",
-    "ValueInjection",
-    "check_budget",
-    "draw_endpoints",
-    "draw_features",
-    "explanation",
-    "make_attack",
-    "preserving",
-    "register_threat",
-    "threat_of",
-    "weak_search_note",
-]
+    "DEFAULT", "DICE", "EXPLANATION_MEMBERS", "PRBCD", "PREDICTION_MEMBERS", "SHARED_RULES", "TDGIA",
+    "THREATS", "AdaptiveInjection", "Attack", "AttackResult", "Budget", "EnsembleInjection", "FeaturePGD",
+    "Judge", "Ledger", "Member", "NaturalInjection", "Objective", "PGDInjection", "RandomEdges",
+    "RandomInjection", "SearchSpec", "ShortEnsemble", "Threat", "ValueInjection", "check_budget",
+    "draw_endpoints", "draw_features", "make_attack", "register_threat", "threat_of", "weak_search_note",
+]  # fmt: skip

@@ -82,7 +82,6 @@ class FeaturePGD(Attack):
         yield change
         start = torch.zeros_like(noise) if ledger.steps < budget.steps else noise
         ball = _Space(
-            start=lambda point, box: point,
             features=lambda point, box: box.half * point,
             project=lambda point, box: point.clamp_(-budget.radius, budget.radius),
         )

@@ -27,7 +27,7 @@ COPY_LOGIT = 4.0  # log-weight at which a climb begins of the node it copies; 0 
 CLIMBS = {"from equal parts": "margin", "from copies": "margin", "from mixtures": "reach"}  # loss of each
 BATCHES = 5  # the new nodes come in, as in the original (a fifth each)
 SMOOTH = 4.0  # cross-entropy, in nats, from which a node counts as misclassified and has no gradient
-SINE = _Space(start=lambda angle, box: angle, features=lambda angle, box: box.features(torch.sin(angle)))
+SINE = _Space(lambda angle, box: box.features(torch.sin(angle)))
 
 
 @typed
@@ -174,10 +174,7 @@ class NaturalInjection(_DamageAttack):
             chosen = weights[worst]
             starts.append(COPY_LOGIT * chosen if name == "copies" else chosen.clamp(min=1e-6).log())
             yield name, SearchResult(features[worst], *scores[worst], seconds=perf_counter() - began)
-        mixture = _Space(
-            start=lambda point, box: point,
-            features=lambda point, box: torch.einsum("bmc,mcf->bmf", point.softmax(-1), pool),
-        )
+        mixture = _Space(lambda point, box: torch.einsum("bmc,mcf->bmf", point.softmax(-1), pool))
         rate, steps = self.budget.step_size, self.budget.steps
         specs = [SearchSpec(space=mixture, rate=rate, loss=loss, steps=steps) for loss in CLIMBS.values()]
         yield from zip(CLIMBS, self.climb(site, torch.stack(starts), specs, box), strict=True)

@@ -11,7 +11,7 @@ from itertools import chain, combinations, combinations_with_replacement, islice
 import torch
 from torch import Tensor, nn
 
-from fgai.attacks import MARGIN, Budget, PGDInjection
+from fgai.attacks import Budget, PGDInjection
 from fgai.attention import call_model, evaluating, limits_of, prepared
 from fgai.certificates import certify_injection
 from fgai.errors import CheckpointError, collect_warnings
@@ -108,7 +108,7 @@ def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) 
             return 1.0
         budget = Budget(nodes=count, edges=1, steps=STEPS, step_size=0.1, restarts=RESTARTS)
         with collect_warnings():  # drop warnings about a weak search: a large size already shows that
-            result = PGDInjection(budget, MARGIN).run(model, one, seed=seed)
+            result = PGDInjection(budget, "margin").run(model, one, seed=seed)
         assert result.change.features is not None
         features[count] = result.change.features
         return float(_logits(model, result.graph)[node].argmax() == top)

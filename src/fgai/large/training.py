@@ -18,7 +18,6 @@ from fgai.attacks import draw_endpoints
 from fgai.attention import LayerAttention, call_model, entry_limits, evaluating, straight_through
 from fgai.attention.calls import device_of
 from fgai.errors import InputError
-from fgai.graph import Graph
 from fgai.large.observation import StoredObservation
 from fgai.large.source import _PreparedBatch, _StoredSource
 from fgai.large.stored import StoredGraph
@@ -29,9 +28,9 @@ from fgai.sparse import Adjacency
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.faithful import FaithfulBase, FaithfulLoss, StepAttack
-from fgai.training.hardening import STREAM
+from fgai.training.hardening import AdversarialRecipe
 from fgai.training.loop import SCORE_STEPS
-from fgai.training.recipes import Recipe, Step, VanillaRecipe, epoch_generator, labelled_rows, supervised_loss
+from fgai.training.recipes import Recipe, Step, VanillaRecipe, labelled_rows, supervised_loss
 from fgai.training.settings import FaithfulSettings, HardenSettings
 from fgai.training.terms import (
     Reach,
@@ -155,6 +154,7 @@ class _VanillaBatches(_BatchRecipe):
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Check the model; there are no vanilla outputs."""
+        super().start(model, seed)
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         if norms and self.source.group.is_distributed:
             raise InputError('several processes cannot train BatchNorm; use `norm="layer"` or one process')
@@ -280,10 +280,13 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
 class _HardenBatches(_VanillaBatches):
     """Adversarial training, batch by batch over the training nodes, with one adversary for all batches."""
 
+    injects = True
+    stream = AdversarialRecipe.stream
+
     def __init__(self, model: nn.Module, source: _StoredSource, settings: HardenSettings) -> None:
         super().__init__(source)
         self.name = settings.method
-        self.settings, self.weight, self.seed = settings, settings.attack_weight, 0
+        self.settings, self.weight = settings, settings.attack_weight
         nodes = source.node_graph.to(device_of(model, source.node_graph))
         self.adversary = InjectionAdversary(nodes, settings.budget, source.feature_range)
         self.adversary.check_box()
@@ -292,7 +295,6 @@ class _HardenBatches(_VanillaBatches):
     def start(self, model: nn.Module, seed: int) -> None:
         """Draw the first features."""
         super().start(model, seed)
-        self.seed = seed
         self._measure(model)
         self.adversary.start(self._generator(-1), entry_limits(model))
         self.validation = self.adversary.copy()
@@ -309,7 +311,7 @@ class _HardenBatches(_VanillaBatches):
             del clean
             attack = _inject(self.adversary, batch, self.fit, generator)
         if batch is not None and attack is not None:
-            logits = _attacked_logits(model, batch.graph, attack)
+            logits = self.adversary.attacked_logits(model, batch.graph, attack.endpoints, attack.subset)
             hit = cross_entropy(logits.index_select(0, rows), labels)
             yield {"attacked": hit, "total": self.weight * hit}
         else:
@@ -327,30 +329,13 @@ class _HardenBatches(_VanillaBatches):
             self.validation.restart()
             with evaluating(model, freeze=True):
                 for step in range(SCORE_STEPS + 1):
-                    logits = _attacked_logits(model, batch.graph, attack).index_select(0, rows)
+                    logits = self.validation.attacked_logits(
+                        model, batch.graph, attack.endpoints, attack.subset
+                    ).index_select(0, rows)
                     if step < SCORE_STEPS:
                         cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
             right += float((logits.argmax(1) == labels).sum())
         return (super().score(model) + right / len(self.val_nodes)) / 2
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the adversary's features."""
-        return self.adversary.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore the adversary's features."""
-        self.adversary.load_state(state)
-        super().load_state(state)
-
-    def _generator(self, step: int) -> torch.Generator:
-        return epoch_generator(self.seed, step, STREAM)
-
-
-def _attacked_logits(model: nn.Module, graph: Graph, attack: StepAttack) -> Tensor:
-    """Return the logits of a batch that some nodes of an adversary join."""
-    attacked = attack.adversary.ascend_and_inject(graph, attack.endpoints, attack.subset)[0]
-    with attack.adversary.using_points(attack.subset), straight_through(model):
-        return call_model(model, attacked)
 
 
 def _inject(

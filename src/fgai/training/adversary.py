@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fgai.attacks import Budget, draw_endpoints, draw_features
 from fgai.attacks.budget import Box, data_range, smallest_pool, warn_if_narrow
 from fgai.attacks.search.climb import OPTIMISERS
-from fgai.attention import Limits, replacing_values
+from fgai.attention import Limits, call_model, replacing_values, straight_through
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.processes import current
@@ -61,8 +62,10 @@ class InjectionAdversary:
         return self.budget.step_size * self.box.half
 
     @property
-    def _variables(self) -> list[Tensor]:
-        return [self.features, *self.points.values()]
+    def _variables(self) -> dict[str, Tensor]:
+        """The tensors that move, by their names in saved states."""
+        points = {f"points.{index}": values for index, values in enumerate(self.points.values())}
+        return {"features": self.features, **points}
 
     def check_box(self) -> None:
         """Raise an error if the data has no box; warn if the user's box excludes values of the data."""
@@ -106,9 +109,17 @@ class InjectionAdversary:
         if subset is not None:
             return graph._inject(endpoints, self.features.index_select(0, subset))
         if (count := len(endpoints)) < len(self.features):
-            self._assign([values.detach()[:count].clone() for values in self._variables])
+            self._assign([values.detach()[:count].clone() for values in self._variables.values()])
             self.moves_points = self.moves_points[:count]
         return graph._inject(endpoints, self.features)
+
+    def attacked_logits(
+        self, model: nn.Module, graph: Graph, endpoints: Tensor, subset: Tensor | None = None
+    ) -> Tensor:
+        """Return a model's logits on the graph of `ascend_and_inject`."""
+        attacked, _ = self.ascend_and_inject(graph, endpoints, subset)
+        with self.using_points(subset), straight_through(model):
+            return call_model(model, attacked)
 
     def _assign(self, values: Sequence[Tensor]) -> None:
         self.features, *points = (value.requires_grad_() for value in values)
@@ -119,7 +130,7 @@ class InjectionAdversary:
         """Take one step along the sign of the gradient, if there is one, and set the gradient to zero."""
         point_step = self.features.new_full((), self.budget.step_size)  # filled on the device, for capture
         sizes = [(self.step_size, *self.box), *((point_step, 0.0, 1.0) for _ in self.points)]
-        for values, (size, low, high) in zip(self._variables, sizes, strict=True):
+        for values, (size, low, high) in zip(self._variables.values(), sizes, strict=True):
             if values.grad is not None:
                 values.add_(OPTIMISERS["sign"](values, size).move(values.grad)).clamp_(low, high)
                 values.grad.zero_()
@@ -130,7 +141,7 @@ class InjectionAdversary:
         if not processes.is_distributed:
             return
         gradients = []
-        for values in self._variables:
+        for values in self._variables.values():
             values.grad = torch.zeros_like(values) if values.grad is None else values.grad
             gradients.append(values.grad)
         processes.all_reduce(gradients)
@@ -143,9 +154,8 @@ class InjectionAdversary:
 
     def copy(self) -> InjectionAdversary:
         """Return an adversary of the same budget, restarted."""
-        other = InjectionAdversary(self.graph, self.budget, self.feature_range)
-        other.points, other.moves_points = dict(self.points), self.moves_points
-        other._assign([torch.empty_like(values.detach()) for values in self._variables])
+        other = copy.copy(self)
+        other._assign([torch.empty_like(values.detach()) for values in self._variables.values()])
         other.restart()
         return other
 
@@ -155,19 +165,15 @@ class InjectionAdversary:
         self.features.copy_(self.box.middle)
         for points in self.points.values():
             points.fill_(0.5)
-        for values in self._variables:
+        for values in self._variables.values():
             if values.grad is not None:
                 values.grad.zero_()
-
-    @property
-    def _names(self) -> list[str]:
-        return ["features", *(f"points.{index}" for index in range(len(self.points)))]
 
     def state(self) -> dict[str, Tensor]:
         """Call `ascend`, then return features and points."""
         self.ascend()
-        return {name: v.detach().clone() for name, v in zip(self._names, self._variables, strict=True)}
+        return {name: values.detach().clone() for name, values in self._variables.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` returned."""
-        self._assign([state[name].to(self.graph.device, copy=True) for name in self._names])
+        self._assign([state[name].to(self.graph.device, copy=True) for name in self._variables])

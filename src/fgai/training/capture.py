@@ -33,9 +33,9 @@ def can_capture(recipe: Recipe, model: nn.Module) -> bool:
 
 
 def _sum_by_name(names: list[str], numbers: list[float]) -> dict[str, float]:
-    values: dict[str, float] = {}
+    values = dict.fromkeys(names, 0.0)
     for name, number in zip(names, numbers, strict=True):
-        values[name] = values.get(name, 0.0) + number
+        values[name] += number
     return _total_last(values)
 
 

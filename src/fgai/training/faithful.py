@@ -32,7 +32,7 @@ from fgai.training.adversary import InjectionAdversary
 from fgai.training.fine_tuning import _fine_tune, _open_source
 from fgai.training.limiting import _range_pass, set_ranges
 from fgai.training.loop import SCORE_STEPS
-from fgai.training.recipes import Draws, Recipe, epoch_generator
+from fgai.training.recipes import Draws, Recipe
 from fgai.training.settings import FaithfulSettings, _resolve_settings
 from fgai.training.terms import (
     Reach,
@@ -48,7 +48,6 @@ from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
 RAMP = 0.5  # share of the epochs in which attacked terms rise to their weight
-STREAM = 0x5DEECE66D  # separate random stream: these draws change neither dropout nor evaluations
 
 
 @typed
@@ -241,8 +240,7 @@ class FaithfulLoss:
         with attack.adversary.using_points(attack.subset), straight_through(model):
             if self.terms.need_attention:
                 observation = observe(model, graph, heads="mean", grad=True, ranked=False)
-                logits = observation.logits
-                attention = []
+                logits, attention = observation.logits, []
                 pairs = zip(reference.layers, observation.attention, strict=True)
                 for index, (old, new) in enumerate(pairs):  # in a mini-batch, only edges into seeds
                     same = old.adjacency is self.graph.adjacency and new.adjacency is graph.adjacency
@@ -262,6 +260,7 @@ class FaithfulBase(Recipe):
     """Base of faithful training on whole graphs and in mini-batches; see also `InjectionAdversary`."""
 
     name = "fgai"
+    stream = 0x5DEECE66D  # its own, so that these draws change neither dropout nor evaluations
 
     def __init__(
         self,
@@ -281,16 +280,6 @@ class FaithfulBase(Recipe):
         self.adversary = InjectionAdversary(graph, settings.budget, feature_range)
         if self.injects:
             self.adversary.check_box()
-        self.seed = 0
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the adversary's features."""
-        return self.adversary.state() if self.injects else {}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore the adversary's features."""
-        if state:
-            self.adversary.load_state(state)
 
     def _schedule(self, step: int, steps_per_epoch: int = 1) -> tuple[str, float]:
         """Return the graphs of a step, first both and then in turn, and the factor of the attacked terms."""
@@ -301,9 +290,6 @@ class FaithfulBase(Recipe):
             return "both", ramp
         return "clean" if step % 2 == 0 else "attacked", ramp
 
-    def _generator(self, step: int) -> torch.Generator:
-        return epoch_generator(self.seed, step, STREAM)
-
 
 class FaithfulRecipe(FaithfulBase):
     """Faithful training on a whole graph, prepared for the vanilla model."""
@@ -312,7 +298,7 @@ class FaithfulRecipe(FaithfulBase):
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Compute the vanilla outputs; the adversary then takes some steps before the first epoch."""
-        self.seed = seed
+        super().start(model, seed)
         self.validation: StepAttack | None = None
         with evaluating(self.vanilla, freeze=True):
             outputs = VanillaOutputs.of(self.vanilla, self.graph)

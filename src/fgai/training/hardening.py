@@ -20,12 +20,11 @@ from fgai.training.adversary import InjectionAdversary
 from fgai.training.fine_tuning import _fine_tune, _open_source
 from fgai.training.limiting import _range_pass, set_ranges
 from fgai.training.loop import SCORE_STEPS
-from fgai.training.recipes import Draws, VanillaRecipe, epoch_generator
+from fgai.training.recipes import Draws, VanillaRecipe
 from fgai.training.settings import HardenSettings, _resolve_settings
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
-STREAM = 0x2545F4914  # separate random stream: these draws change neither dropout nor evaluations
 
 
 @typed
@@ -33,6 +32,8 @@ class AdversarialRecipe(VanillaRecipe):
     """Cross-entropy on the clean graph and on one with adversarial nodes, see `InjectionAdversary`."""
 
     capturable = True
+    injects = True
+    stream = 0x2545F4914  # its own, so that these draws change neither dropout nor evaluations
 
     def __init__(self, graph: Graph, settings: HardenSettings) -> None:
         super().__init__(graph)
@@ -43,7 +44,7 @@ class AdversarialRecipe(VanillaRecipe):
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Draw the first features."""
-        self.seed = seed
+        super().start(model, seed)
         if limits_of(model):
             set_ranges(model, self.graph, *self.shares)
         self.adversary.start(self._generator(-1), entry_limits(model))
@@ -51,29 +52,24 @@ class AdversarialRecipe(VanillaRecipe):
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the clean cross-entropy, then the attacked one, each with its weight."""
-        endpoints = self.adversary.draw(self._generator(epoch)).to(self.graph.device)
-        return self._losses(model, *self.batch(epoch), endpoints)
+        return self.losses_from(model, self._draw(epoch).to(self.graph.device), epoch)
 
     def draw(self, epoch: int) -> Draws | None:
         """Return the endpoints of the adversary's nodes."""
-        if not self.task.fixed_graph:
-            return None
+        return self._draw(epoch) if self.task.fixed_graph else None
+
+    def _draw(self, epoch: int) -> Draws:
         return Draws("step", {"endpoints": self.adversary.draw(self._generator(epoch))})
 
-    def losses_from(self, model: nn.Module, draws: Draws) -> Iterator[dict[str, Tensor]]:
+    def losses_from(self, model: nn.Module, draws: Draws, epoch: int = 0) -> Iterator[dict[str, Tensor]]:
         """See `losses`."""
-        return self._losses(model, *self.batch(0), draws.tensors["endpoints"])
-
-    def _losses(
-        self, model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor, endpoints: Tensor
-    ) -> Iterator[dict[str, Tensor]]:
+        graph, rows, labels = self.batch(epoch)
         with _range_pass(model, *self.shares, sampled=True), straight_through(model):
             clean = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
         yield {"clean": clean, "total": (1 - self.weight) * clean}
         del clean
-        attacked_graph = self.adversary.ascend_and_inject(self.graph, endpoints)[0].replace(links=graph.links)
-        with self.adversary.using_points(), straight_through(model):
-            attacked = cross_entropy(call_model(model, attacked_graph).index_select(0, rows), labels)
+        logits = self.adversary.attacked_logits(model, graph, draws.tensors["endpoints"])
+        attacked = cross_entropy(logits.index_select(0, rows), labels)
         yield {"attacked": attacked, "total": self.weight * attacked}
 
     def score_tensor(self, model: nn.Module) -> Tensor:
@@ -83,25 +79,12 @@ class AdversarialRecipe(VanillaRecipe):
             clean = super().score_tensor(model)
         with evaluating(model, freeze=True):
             for step in range(SCORE_STEPS + 1):
-                attacked, _ = self.validation.ascend_and_inject(self.graph, self.validation_endpoints)
-                with self.validation.using_points(), straight_through(model):
-                    logits = call_model(model, attacked)
+                logits = self.validation.attacked_logits(model, self.graph, self.validation_endpoints)
                 if step < SCORE_STEPS:
                     loss = cross_entropy(logits.index_select(0, self.val_rows), self.val_labels)
                     loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             return (clean + self.validation_score(logits)) / 2
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the adversary's features."""
-        return self.adversary.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore the adversary's features."""
-        self.adversary.load_state(state)
-
-    def _generator(self, epoch: int) -> torch.Generator:
-        return epoch_generator(self.seed, epoch, STREAM)
 
 
 @typed

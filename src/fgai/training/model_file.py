@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -159,18 +160,20 @@ def pretrained_names() -> list[str]:
     return sorted(path.stem for path in PRETRAINED.glob("*.safetensors"))
 
 
-def _pretrained_path(path: Path | str) -> Path:
-    """Return the file of a model that comes with fgai, or `path` if it names no such model or exists."""
-    path = Path(path)
-    bundled = str(path) in pretrained_names() and not path.exists()
-    return PRETRAINED / f"{path}.safetensors" if bundled else path
+def _existing_file(path: Path | str) -> Path:
+    """Return `path`, or the file of a model of that name that comes with fgai; `CheckpointError` if none."""
+    if os.path.exists(path):  # noqa: PTH110 (unlike pathlib's, it is False for a name that is too long)
+        return Path(path)
+    if str(path) not in pretrained_names():
+        raise CheckpointError(f"there is no checkpoint at {path}")
+    return PRETRAINED / f"{path}.safetensors"
 
 
 @typed
 def read_header(path: Path | str) -> dict[str, Any]:
     """Return the JSON header of a model file, without weights; `CheckpointError` if it cannot be read."""
-    path = _pretrained_path(path)
-    text = _header_text(path)
+    path = _existing_file(path)
+    text = read_metadata(path).get("fgai")
     if text is None:
         raise CheckpointError(
             f"{path} holds tensors but no fgai model; for weights of your own model give its class or"
@@ -194,14 +197,6 @@ def read_header(path: Path | str) -> dict[str, Any]:
     return header
 
 
-def _header_text(path: Path) -> str | None:
-    """Return the JSON text of a file that fgai wrote; None if another program wrote it."""
-    try:
-        return read_metadata(path).get("fgai")
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no checkpoint at {path}") from None
-
-
 @typed
 def load_model(path: Path | str, expect: str | None = None, *, factory: Factory | None = None) -> nn.Module:
     """Read a model written by `save_model`, in eval mode.
@@ -218,16 +213,17 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
             factory.
         InputError: the factory cannot be imported, fails or returns no model.
     """
-    path = _pretrained_path(path)
-    if path.suffix in _PICKLE_SUFFIXES and factory is None:
+    path = _existing_file(path)
+    pickled = path.suffix in _PICKLE_SUFFIXES
+    if pickled and factory is None:
         raise CheckpointError(f"{path} holds weights alone; give its class or function, `factory=...`")
-    foreign = factory is not None and (path.suffix in _PICKLE_SUFFIXES or _header_text(path) is None)
+    foreign = factory is not None and (pickled or "fgai" not in read_metadata(path))
     header = {"class": None, "config": {}} if foreign else read_header(path)
     if not foreign and expect not in (None, header["class"]):
         raise CheckpointError(f"{path} holds a {header['class']}, expected {expect}")
     if factory is None:
         _check_known_class(path, header)
-    tensors = _state_dict(path) if path.suffix in _PICKLE_SUFFIXES else unpack(path)
+    tensors = _state_dict(path) if pickled else unpack(path)
     try:
         model = _build(header, tensors, factory)
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
@@ -256,8 +252,6 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     """The weights in a file of `torch.save`: a `state_dict`, or one under that name in a dictionary."""
     try:
         state = load_torch(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no checkpoint at {path}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} was refused: {error}. Write it anew with `torch.save(model.state_dict(), path)`"

@@ -17,6 +17,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import task_scores
 from fgai.tasks import PARTS, task_of
+from fgai.training.adversary import InjectionAdversary
 from fgai.typed import typed
 
 
@@ -51,9 +52,15 @@ class Recipe:
     mini_batches: ClassVar[bool] = False
     """Whether it reads mini-batches, which several processes can share."""
     capturable: ClassVar[bool] = False
+    injects = False
+    """Whether it trains on injected nodes, those of its `adversary`."""
+    adversary: InjectionAdversary
+    seed: int = 0
+    stream: ClassVar[int] = 0  # of its random draws, see `epoch_generator`
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Prepare the first epoch, e.g. compute the vanilla model's outputs; nothing by default."""
+        """Prepare the first epoch, e.g. compute the vanilla model's outputs; by default keep the seed."""
+        self.seed = seed
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield one or more dictionaries of loss terms, each with their weighted sum as `total`.
@@ -77,11 +84,16 @@ class Recipe:
         return float(self.score_tensor(model))
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors to save besides weights and optimizer; none by default."""
-        return {}
+        """Return the tensors to save besides weights and optimizer; by default the adversary's, if any."""
+        return self.adversary.state() if self.injects else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore the tensors that `state` returned."""
+        if self.injects:
+            self.adversary.load_state(state)
+
+    def _generator(self, epoch: int) -> torch.Generator:
+        return epoch_generator(self.seed, epoch, self.stream)
 
     def draw(self, epoch: int) -> Draws | None:
         """Return the random draws of an epoch, on the CPU; None (the default) runs it without capture."""
@@ -121,13 +133,9 @@ class VanillaRecipe(Recipe):
     capturable = True
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.task, self.seed = graph, task_of(graph), 0
+        self.graph, self.task = graph, task_of(graph)
         self.train_rows, self.train_labels = labelled_rows(graph, "train_mask")
         self.val_rows, self.val_labels = labelled_rows(graph, "val_mask")
-
-    def start(self, model: nn.Module, seed: int) -> None:
-        """Store the seed of the draws."""
-        self.seed = seed
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the cross-entropy."""

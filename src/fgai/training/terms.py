@@ -6,7 +6,7 @@ To add a built-in term: a function under `@term`, its name in `BUILT_IN`, its we
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from torch.nn.functional import kl_div
 
 from fgai.attention import LayerAttention, observe
 from fgai.bounds.scores import worst_margins
+from fgai.cache import cached_on
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -55,7 +56,6 @@ class VanillaOutputs:
     sharpness: list[float]  # per layer
     logit_spread: float  # unit of changes of logits, see `spread`
     depths: list[int]  # per layer, see `AttentionMap.depths`
-    _top_k: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, vanilla: nn.Module, graph: Graph) -> VanillaOutputs:
@@ -81,10 +81,8 @@ class VanillaOutputs:
 
     def top_k(self, k: int) -> list[Tensor]:
         """The top-k neighbours of every node, per layer bool [E]; computed once."""
-        if k not in self._top_k:
-            layers = zip(self.ranking, self.rowptrs, strict=True)
-            self._top_k[k] = [topk_mask(ranking, rowptr, k) for ranking, rowptr in layers]
-        return self._top_k[k]
+        layers = zip(self.ranking, self.rowptrs, strict=True)
+        return cached_on(self, ("fgai.training.terms", k), lambda: [topk_mask(*layer, k) for layer in layers])
 
     def reach(self, graph: Graph, attacked: Graph) -> Reach:
         """Return the shares that injected nodes can change: each layer carries them one edge further."""
@@ -93,9 +91,7 @@ class VanillaOutputs:
         reached = torch.arange(attacked.num_nodes, device=attacked.device) >= graph.num_nodes
         shares = []
         for _ in range(max(self.depths) + 1):
-            further = reached.clone()
-            further[destination[reached[source]]] = True
-            reached = further
+            reached[destination[reached[source]]] = True
             shares.append(max(float(reached[:count].float().mean()), 1.0 / count))
         rows = task_of(graph).rows_predicted_from(graph, reached[: graph.num_nodes])
         rows = rows[:count] if count < graph.num_nodes else rows

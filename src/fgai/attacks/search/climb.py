@@ -25,8 +25,8 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
 
 @dataclass(frozen=True, eq=False)
 class _Space:
-    start: Callable[[Tensor, Box], Tensor]  # values → point; spaces that have no inverse begin at points
     features: Callable[[Tensor, Box], Tensor]  # point → values inside the box, differentiable
+    start: Callable[[Tensor, Box], Tensor] = lambda point, box: point  # values → point, if there is one
     project: Callable[[Tensor, Box], Tensor] = lambda point, box: point  # to an allowed point, in place
     half: float = 1.0  # half the width of the box in the units of points
 
