@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -20,6 +21,8 @@ from fgai.training import FaithfulSettings
 ROWS = ("vanilla", "limits, one setting", "at", "harden", "fgai, one setting")
 """Rows of the table `methods`; vanilla models of the paper's graphs, and `at`, are in other grids."""
 FAITHFUL = "fgai, one setting"
+CALLS = {"limits": "`limit`", "harden": "`harden`", "FGAI": "`make_faithful` (FGAI)"}
+"""What the rows of the README's table are called."""
 Pair = tuple[str, str]
 Costs = dict[str, dict[str, float]]
 _MOST_LAYERS = 8
@@ -128,10 +131,12 @@ def overview(store: Store) -> list[Sheet | Table]:
     )
     shown = [[column.title for column in table.columns].index(title) for title in titles]
     columns = [table.columns[place] for place in shown]
-    rows = [
-        [str(row[0]).removesuffix(", one setting"), *(row[place] for place in shown[1:])]
-        for row in table.rows
-    ]
+    columns[-1] = replace(columns[-1], title="call ÷ training")
+    rows = []
+    for row in table.rows:
+        name = str(row[0]).removesuffix(", one setting")
+        cost = None if name == "vanilla" else row[shown[-1]]
+        rows.append([CALLS.get(name, name), *(row[place] for place in shown[1:-1]), cost])
     return [Table("Twenty injected nodes with twenty edges each", columns, rows, table.notes[:1])]
 
 
