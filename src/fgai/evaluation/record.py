@@ -249,14 +249,14 @@ def _prediction_table(
     """Scores and stability of each model, cost beside them; ratios to `reference` in brackets."""
     possible = shown_numbers([record.metrics for record in records], "prediction")
     shown = [quantity(e.path) for e in possible if any(_holds(record, e.path) for record in records)]
-    columns = [Column("model"), *(entry.column for entry in shown)]
+    columns = [Column("model"), *shown]
     columns += [Column("seconds", ".1f"), Column("peak MB", ".0f")]
     rows: list[list[Cell]] = []
     for record in records:
         row: list[Cell] = [record.name]
         for entry in shown:
             value = look_up(record.metrics, entry.path)
-            row.append(_with_ratio(value, reference, record, entry) if entry.sign < 0 else value)
+            row.append(_with_ratio(value, reference, record, entry) if entry.better == "lower" else value)
         row += [record.seconds["total"], (record.peak_memory["bytes"] or 0) / 2**20 or None]
         rows.append(row)
     chance = [look_up(records[0].metrics, chance_path(entry.path)) for entry in shown]
@@ -310,7 +310,7 @@ def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRec
         rows.append([f"{kind} (null)", *(look_up(metrics, null_path(path)) for path in paths)])
     rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
     shown = [i for i in range(1, len(paths) + 1) if any(row[i] is not None for row in rows)]
-    columns = [Column("model"), *(quantity(paths[i - 1]).column for i in shown)]
+    columns = [Column("model"), *(quantity(paths[i - 1]) for i in shown)]
     return Table("Explanation", columns, [[row[0], *(row[i] for i in shown)] for row in rows])
 
 

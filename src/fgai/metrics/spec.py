@@ -23,27 +23,14 @@ SECTIONS = ("prediction", "explanation", "fidelity")
 
 @typed
 @dataclass(frozen=True)
-class Quantity:
-    """One number of a record: its dotted path, heading, format, and whether `higher` or `lower` is better."""
+class Quantity(Column):
+    """The column of one number of records, which stands there at a dotted path."""
 
-    path: str
-    title: str
-    form: str = ".3f"
-    direction: str = ""
-
-    @property
-    def sign(self) -> int:
-        """1 where higher is better, -1 where lower is, 0 where neither is."""
-        return {"higher": 1, "lower": -1, "": 0}[self.direction]
-
-    @property
-    def column(self) -> Column:
-        """The column that shows it."""
-        return Column(self.title, self.form, self.direction)
+    path: str = ""
 
     def best(self, values: Iterable[float]) -> float:
         """The best of at least one value."""
-        return max(values) if self.sign > 0 else min(values)
+        return max(values) if self.better == "higher" else min(values)
 
 
 @typed
@@ -172,17 +159,17 @@ def _check_paths(spec: MetricSpec) -> None:
 
 
 _OTHERS = {
-    entry.path: entry
-    for entry in (
-        Quantity("training.epoch_seconds", "seconds per epoch", ".3g", "lower"),
-        Quantity("training.seconds", "training s", ".1f", "lower"),
-        Quantity("training.peak_memory", "peak memory", ".3g", "lower"),
-        Quantity("certificate.share", "certified share", direction="higher"),
-        Quantity("certificate.median_radius", "median radius", direction="higher"),
-        Quantity("certificate.class_share", "certified class", direction="higher"),
-        Quantity("certificate.sharpness", "sharpness", direction="higher"),
-        Quantity("injection.class_share", "certified class, injection", direction="higher"),
-        Quantity("injection.order_share", "certified order, injection", direction="higher"),
+    path: Quantity(title, form, better, path)
+    for path, title, form, better in (
+        ("training.epoch_seconds", "seconds per epoch", ".3g", "lower"),
+        ("training.seconds", "training s", ".1f", "lower"),
+        ("training.peak_memory", "peak memory", ".3g", "lower"),
+        ("certificate.share", "certified share", ".3f", "higher"),
+        ("certificate.median_radius", "median radius", ".3f", "higher"),
+        ("certificate.class_share", "certified class", ".3f", "higher"),
+        ("certificate.sharpness", "sharpness", ".3f", "higher"),
+        ("injection.class_share", "certified class, injection", ".3f", "higher"),
+        ("injection.order_share", "certified order, injection", ".3f", "higher"),
     )
 }
 """Numbers of other records than evaluations: costs and certified shares."""
@@ -190,7 +177,7 @@ _OTHERS = {
 
 @typed
 def quantity(path: str, title: str | None = None, form: str | None = None) -> Quantity:
-    """Return the declaration of the number at a path; `InputError` if nothing is declared there.
+    """Return the column of the number at a path; `InputError` if nothing is declared there.
 
     The heading is the declared one; else the metric's title followed by the names that stand for `*` and
     those below the declared path: `f1.*` and "F1" give "F1 attacked". `title` and `form` replace them.
@@ -198,9 +185,9 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
     spec = metric_at(path)
     if spec is not None:
         heading = next((entry.heading for entry in spec.shown or () if entry.path == path), "")
-        declared = Quantity(path, heading or _default_title(spec, path), spec.form, spec.direction)
+        declared = Quantity(heading or _default_title(spec, path), spec.form, spec.direction, path)
         if "chance" in path.split("."):
-            declared = replace(declared, title="chance", direction="")
+            declared = replace(declared, title="chance", better="")
     elif path in _OTHERS:
         declared = _OTHERS[path]
     else:
