@@ -92,13 +92,9 @@ class Measure:
     chance: str = ""  # path of what chance gets
     where: str = ""  # layer and nodes it is about
 
-    def path_of(self, score: str) -> str:
-        """The path in records whose headline score is `score`, empty where records do not hold it."""
-        return self.path.replace("f1.", f"{score}.")
-
-    def chance_of(self, score: str) -> str:
-        """The path of what chance gets, empty where chance has no value."""
-        return self.chance.replace("f1.", f"{score}.")
+    def paths(self, score: str) -> tuple[str, str]:
+        """Its path and that of what chance gets, in records whose headline score is `score`, or empty."""
+        return self.path.replace("f1.", f"{score}."), self.chance.replace("f1.", f"{score}.")
 
     def text(self, value: float) -> str:
         """Return a value as it is printed."""
@@ -342,7 +338,7 @@ def measure_names(record: Record) -> dict[str, str]:
     score, out = score_of(record), dict[str, str]()
     for measure in MEASURES:
         title = measure.title.format(k=size_of(record))
-        path = measure.path_of(score)
+        path, _ = measure.paths(score)
         if measure.path.startswith("f1."):
             title = f"{heading_of(record)}, {'without' if path.endswith('clean') else 'under'} attack"
         if path:
@@ -360,7 +356,7 @@ def summary_table(records: Sequence[Record]) -> Table:
         values = [number_at(record, path) for record in records]
         if all(value is None for value in values) or (measure.key == "aimed" and one):
             continue
-        beside = measure.chance_of(score_of(first))
+        _, beside = measure.paths(score_of(first))
         texts = ["–" if value is None else measure.text(value) for value in values]
         title = name.removesuffix(f", {_TOUCHED}")
         if one and ", attack on " in title:

@@ -138,11 +138,6 @@ class MetricSpec:
         arguments = inspect.signature(self.function).parameters.values()
         return {a.name: a.default for a in arguments if a.kind != a.KEYWORD_ONLY and a.default is not a.empty}
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names of the arguments that change its value."""
-        return tuple(self.defaults)
-
 
 metric = MetricSpec
 _registry: dict[str, MetricSpec] = {}
