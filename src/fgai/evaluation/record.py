@@ -84,7 +84,7 @@ class EvaluationRecord(TabledDocument):
         if every:
             super().show(console)
         else:
-            show_summary([self], console)
+            _show_summary([self], console)
 
     def to_csv(self) -> str:
         """Return every number as CSV: dotted metric and value, layers and curves by position."""
@@ -147,7 +147,7 @@ class Comparison(TabledDocument):
         if every:
             super().show(console)
         else:
-            show_summary([self[self.reference], *(r for r in self if r.name != self.reference)], console)
+            _show_summary([self[self.reference], *(r for r in self if r.name != self.reference)], console)
 
     def to_csv(self) -> str:
         """Return one CSV, a row per model and metric; full precision."""
@@ -167,7 +167,7 @@ def _why_missing(value: Any, part: str, above: str) -> str:
     return f"{above!r} was not measured" if value is None or value == {} else f"{above!r} is a single value"
 
 
-def show_summary(records: Sequence[EvaluationRecord], console: Console | None = None) -> None:
+def _show_summary(records: Sequence[EvaluationRecord], console: Console | None = None) -> None:
     """Print the summary of records, the reference first; sentences compare the first and the last."""
     console, plain_records = console or Console(), [vars(record) for record in records]
     pair = [plain_records[0], *plain_records[1:][-1:]]

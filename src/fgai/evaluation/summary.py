@@ -176,7 +176,7 @@ def sentences(
     if parts:
         same = "Under the same threat" if len(parts) > 1 else "Under attack"
         chance = _chance(reference, f"{score_of(reference)}.chance")
-        out.append(f"{same}, {' and '.join(parts)} {share_phrase(reference)}{chance}.")
+        out.append(f"{same}, {' and '.join(parts)} {score_phrase(reference, 'of the ')}{chance}.")
     out.append(_missed(records, classes))
     aims = {key: f" when the attack aims at {key}s" for key in ("prediction", "explanation")}
     if one_attack(reference):
@@ -305,17 +305,12 @@ def heading_of(record: Record) -> str:
     return SCORES.get(name, name)
 
 
-def score_phrase(record: Record) -> str:
-    """The headline score in words, e.g. `tested nodes classified right`."""
+def score_phrase(record: Record, prefix: str = "") -> str:
+    """The headline score in words, e.g. `tested nodes classified right`; with `prefix` if it is a share."""
     rows = _task_in(record).rows_are
     if score_of(record) in SHARES:
-        return f"tested {rows} classified right"
+        return f"{prefix}tested {rows} classified right"
     return f"{heading_of(record)} on the tested {rows}"
-
-
-def share_phrase(record: Record) -> str:
-    """The headline score in words after a percentage, e.g. `of the tested nodes classified right`."""
-    return f"of the {score_phrase(record)}" if score_of(record) in SHARES else score_phrase(record)
 
 
 def score_at(record: Record, when: str) -> float | None:

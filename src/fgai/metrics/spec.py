@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import product
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -86,8 +87,8 @@ class MetricSpec:
         shown: the numbers that tables and report show; by default all of them.
         measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, ...); metrics
             may share one. None for scores, which a task names.
-        null: the same for a null row, `views.null`, which has one attack: of values by attack those under
-            `prediction` count. An empty mapping leaves the row out.
+        null: likewise for a null row (`views.null`). It has one attack, so of values by attack only those
+            under `prediction` are kept. An empty mapping leaves the row out.
         chance: what guessing gets, stored at `<path>.chance`: from labels [T] to a number for a score, else
             from the `Views` to a number or `views.by_layer(...)`, or to a mapping of these by dotted path if
             there are several paths or `*`.
@@ -123,7 +124,10 @@ class MetricSpec:
         if previous is not None and previous.function.__module__ != function.__module__:
             module = previous.function.__module__
             raise InputError(f"there is a metric {name!r} in {module}; choose another name")
-        _check_paths(spec)
+        others = [path for other in _registry.values() if other.name != name for path in other.paths]
+        for path, other in product(spec.paths, (*others, *_OTHERS, "null")):
+            if all(a == b or "*" in (a, b) for a, b in zip(path.split("."), other.split("."), strict=False)):
+                raise InputError(f"`{path}` collides with {other!r} in records; choose another name")
         _registry[name] = spec
         return function
 
@@ -142,15 +146,6 @@ class MetricSpec:
 metric = MetricSpec
 _registry: dict[str, MetricSpec] = {}
 METRICS: Mapping[str, MetricSpec] = MappingProxyType(_registry)
-
-
-def _check_paths(spec: MetricSpec) -> None:
-    others = [path for other in _registry.values() if other.name != spec.name for path in other.paths]
-    for path in spec.paths:
-        for other in (*others, *_OTHERS, "null"):
-            pairs = zip(path.split("."), other.split("."), strict=False)
-            if all(a == b or "*" in (a, b) for a, b in pairs):
-                raise InputError(f"`{path}` collides with {other!r} in records; choose another name")
 
 
 _OTHERS = {
