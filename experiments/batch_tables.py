@@ -24,8 +24,8 @@ def batches(store: Store) -> list[Sheet | Table]:
     cells = read_grid("batches")
     scores = {(cell.dataset, cell.row): _scores(record) for cell, record in store.finished(cells)}
     columns = [Column(name) for name in ("dataset", "method")]
-    columns += [quantity("f1.clean", "clean").column]
-    columns += [quantity("f1.attacked", title).column for title in ("random endpoints", "chosen")]
+    columns += [quantity("f1.clean", "clean")]
+    columns += [quantity("f1.attacked", title) for title in ("random endpoints", "chosen")]
     columns += [Column(f"{title} − whole") for title in ("clean", "random", "chosen")]
     columns += [Column(f"within {BAR:g}")]
     body = [

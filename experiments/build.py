@@ -156,7 +156,7 @@ def mark_best(column: Estimated, cells: Sequence[Entry]) -> list[Entry]:
     """Mark the best of a group among those with most seeds; all that are equal, none where there is one."""
     most = max((cell.estimate.seeds for cell in cells if cell.estimate is not None), default=0)
     held = [cell.estimate.mean for cell in cells if cell.estimate is not None and cell.estimate.seeds == most]
-    if not column.shown.direction or len(held) < 2:
+    if not column.shown.better or len(held) < 2:
         return list(cells)
     best = (column.shown.best(held), most)
     return [

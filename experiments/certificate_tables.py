@@ -43,8 +43,8 @@ def certificates(store: Store) -> list[Sheet | Table]:
 def _table(results: Results, kind: str, title: str) -> Table:
     """One row per model, graph, layer and method; methods stand together, to be compared."""
     columns = [Column(name) for name in ("model", "dataset", "layer", "method")]
-    columns += [*_shares(), quantity("certificate.median_radius").column, Column("trivial")]
-    columns.append(quantity("certificate.sharpness").column)
+    columns += [*_shares(), quantity("certificate.median_radius"), Column("trivial")]
+    columns.append(quantity("certificate.sharpness"))
     columns += [Column("how")] if kind == "class" else []
     rows: list[Sequence[Cell]] = []
     for model, dataset in results.pairs():
@@ -69,7 +69,7 @@ def injection(store: Store) -> list[Sheet | Table]:
     """What no injected neighbour can do to a class, whatever its features: by method and number of them."""
     results = Results.newest(store.records("inject"))
     columns = [Column(name) for name in ("model", "dataset", "method")]
-    columns += [quantity("f1.clean", "F1").column, Column("sharpness")]
+    columns += [quantity("f1.clean", "F1"), Column("sharpness")]
     columns += [Column(f"t = {t}, {where}") for where in WHERE for t in INJECTED]
     columns += [Column("right, t = 1"), Column("features alone"), Column("seeds")]
     rows: list[Sequence[Cell]] = []
@@ -104,7 +104,7 @@ def injection(store: Store) -> list[Sheet | Table]:
 
 def collective(store: Store) -> list[Sheet | Table]:
     """At how many test nodes a budget of injected nodes can change the class at once; missing cells too."""
-    columns = [Column(name) for name in ("model", "dataset", "method")] + [quantity("f1.clean", "F1").column]
+    columns = [Column(name) for name in ("model", "dataset", "method")] + [quantity("f1.clean", "F1")]
     columns += [Column(f"{m} × {e}: class stays") for m, e in BUDGETS]
     columns += [Column(f"{m} × {e}: right") for m, e in BUDGETS]
     columns += [Column("without edges"), Column("seeds")]
@@ -132,7 +132,7 @@ def collective(store: Store) -> list[Sheet | Table]:
 
 def voting(store: Store) -> list[Sheet | Table]:
     """Majorities over groups of neighbours: right whatever is injected, and what stays of the explanation."""
-    columns = [Column(name) for name in ("model", "dataset", "method")] + [quantity("f1.clean", "F1").column]
+    columns = [Column(name) for name in ("model", "dataset", "method")] + [quantity("f1.clean", "F1")]
     columns += [Column("groups"), Column("confidence")]
     columns += [Column(f"right, m = {m}") for m in VOTED] + [Column("top 5 groups, m = 1")]
     columns += [Column("without edges"), Column("seeds")]
@@ -232,7 +232,7 @@ def _means(rows: Sequence[Sequence[float]]) -> list[float]:
 
 def _shares() -> list[Column]:
     """A column per radius."""
-    return [quantity("certificate.share", f"R = {radius:g}").column for radius in TABLE_RADII]
+    return [quantity("certificate.share", f"R = {radius:g}") for radius in TABLE_RADII]
 
 
 def _row(layers: list[dict[str, Any]], kind: str) -> list[Cell]:

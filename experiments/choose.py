@@ -16,16 +16,15 @@ from experiments.results import DATASETS, MODELS, ROWS
 from experiments.store import Store
 from experiments.trained import settings_of
 from fgai.errors import InputError
-from fgai.metrics import METRICS, Quantity
+from fgai.metrics import METRICS
+from fgai.records import Column
 
 UNTUNED = ("fgai", "limits", "harden")
 """Methods with one setting for every graph."""
 TABLES = ("", "link", "graph")
 """Searched one by one: nodes, links, graphs; their presets are `[...]`, `[link....]` and `[graph....]`."""
 
-CRITERION = Quantity(
-    path="validation.criterion", title="criterion", form=".4f", direction=METRICS["f1"].direction
-)
+CRITERION = Column("criterion", ".4f", METRICS["f1"].direction)
 """What trials are compared by: a mean of scores."""
 
 

@@ -99,7 +99,7 @@ def explainers(store: Store) -> list[Sheet | Table]:
     held = read_explained(store, cells)
     columns = [Column(name) for name in ("model", "dataset", "explainer")]
     columns += [Column(f"top {K} kept ↑"), Column("by chance"), Column("another seed ↑")]
-    columns += [quantity(f"fidelity.clean.{part}", f"fidelity{sign}").column for part, sign in SIGNS.items()]
+    columns += [quantity(f"fidelity.clean.{part}", f"fidelity{sign}") for part, sign in SIGNS.items()]
     columns += [Column("truth AUC ↑"), Column("tied"), Column("seconds ↓"), Column("nodes"), Column("seeds")]
     rows: list[Sequence[Cell]] = [
         [

@@ -146,9 +146,7 @@ def pairs(store: Store) -> list[Sheet | Table]:
     columns = [Column("model"), Column("graph"), *_COLUMNS]
     rows = [[*pair, *_row(row, [pair], read)] for pair in read.asked for row in ROWS]
     known = [row for row in rows if row[3] is not None] or [[None] * len(columns)]
-    return [
-        Table("Pair by pair", columns, known, ("Two or five seeds; columns as in the table `methods`.",))
-    ]
+    return [Table("Pair by pair", columns, known, ("Two or five seeds; columns as in the table `methods`.",))]
 
 
 def _row(row: str, pairs: Sequence[Pair], methods: Methods) -> list[Cell]:

@@ -22,7 +22,7 @@ class Wins(NamedTuple):
 
 def wins(results: Results, row: str, base: str, path: str, threat: str = CLAIM) -> Wins:
     """Count the pairs on which a row differs from `base` by a paired t-test, corrected by Holm's method."""
-    sign = quantity(path).sign
+    sign = {"higher": 1, "lower": -1, "": 0}[quantity(path).better]
     every = [
         results.interval((model, dataset, row), path, threat, base) for model, dataset in results.pairs()
     ]

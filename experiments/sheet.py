@@ -189,7 +189,7 @@ class Sheet:
     def _headings(self) -> list[str]:
         found = list(HEADS)
         for column in self.columns:
-            heading = column.shown.column.heading
+            heading = column.shown.heading
             found += [heading, "paper"] if column.paper is not None else [heading]
         return found
 

@@ -78,11 +78,11 @@ def cost(store: Store) -> list[Sheet | Table]:
         note = "From the trainings of the evaluation grid, which may have shared a device."
     columns = [Column(name) for name in ("model", "dataset", "method")]
     columns += [
-        quantity("training.epoch_seconds", "ms per epoch", ".2f").column,
-        quantity("training.epoch_seconds", "time ÷ vanilla", ".2f").column,
+        quantity("training.epoch_seconds", "ms per epoch", ".2f"),
+        quantity("training.epoch_seconds", "time ÷ vanilla", ".2f"),
         Column("training s", ".1f"),
-        quantity("training.peak_memory", "peak MiB", ".0f").column,
-        quantity("training.peak_memory", "memory ÷ vanilla", ".2f").column,
+        quantity("training.peak_memory", "peak MiB", ".0f"),
+        quantity("training.peak_memory", "memory ÷ vanilla", ".2f"),
         Column("paper s", ".0f"),
         Column("paper time ÷", ".1f"),
         Column("paper MiB", ".0f"),
@@ -148,7 +148,7 @@ def search(store: Store) -> list[Sheet | Table]:
     columns = [Column(name) for name in ("method", "model", "dataset")]
     columns += [
         Column("trials", ".0f"),
-        CRITERION.column,
+        CRITERION,
         Column("clean", ".4f"),
         Column("attacked", ".4f"),
         Column("worst trial", ".4f"),

@@ -27,7 +27,7 @@ def ensemble_record() -> EvaluationRecord:
 
 
 def headings(record: EvaluationRecord) -> list[str]:
-    tables = (_prediction_table([record]), _explanation_table([record], record))
+    tables = (_prediction_table([record], record), _explanation_table([record], record))
     return [column.heading for table in tables for column in table.columns]
 
 

@@ -96,8 +96,8 @@ def test_tables_show_chance_beside_every_share() -> None:
     found, graph = record(), cases.tiny_graph()
     assert graph.y is not None and graph.test_mask is not None
     common = torch.bincount(graph.y[graph.test_mask]).max() / graph.test_mask.sum()
-    rows = {row[0]: row for row in _prediction_table([found]).rows}
-    columns = [column.title for column in _prediction_table([found]).columns]
+    rows = {row[0]: row for row in _prediction_table([found], found).rows}
+    columns = [column.title for column in _prediction_table([found], found).columns]
     assert rows["chance"][columns.index("F1 clean")] == pytest.approx(float(common))
     table = _explanation_table([found], found)
     chance = dict(zip([c.title for c in table.columns], table.rows[-1], strict=True))

@@ -123,7 +123,11 @@ class TestDeclaration:
         assert quantity("overlap_touched.prediction.all").title == "touched"
         assert quantity("f1.clean", "clean").title == "clean"
         assert quantity("g_tvd.logits", form=".2e").form == ".2e"
-        assert [quantity(p).sign for p in ("f1.clean", "g_tvd.rel", "touched.all")] == [1, -1, 0]
+        assert [quantity(p).better for p in ("f1.clean", "g_tvd.rel", "touched.all")] == [
+            "higher",
+            "lower",
+            "",
+        ]
         with pytest.raises(InputError, match=r"no metric is declared at 'f2\.clean'"):
             quantity("f2.clean")
 

@@ -214,7 +214,7 @@ def call(name: str, case: dict[str, Any]) -> float:
     needed = [n for n, p in names.items() if p.default is p.empty]
     if not set(needed) <= set(given):
         pytest.skip(f"{name} has arguments of its own, and tests")
-    options = {n: SMALL[n] for n in fm.METRICS[name].parameters if n in SMALL}
+    options = {n: SMALL[n] for n in fm.METRICS[name].defaults if n in SMALL}
     value = fm.METRICS[name].function(**{n: given[n] for n in needed}, **options)
     return float(value.max()) if isinstance(value, Tensor) else float(value)
 

@@ -16,7 +16,7 @@ from fgai.certificates import certify_attention
 from fgai.datasets import register_task_split, unregister_task_split
 from fgai.errors import DataError, InputError
 from fgai.evaluation import compare
-from fgai.evaluation.summary import score_of, share_phrase
+from fgai.evaluation.summary import score_of, score_phrase
 from fgai.explanations import AsPyG
 from fgai.graph import Graph
 from fgai.graph.fields import Links
@@ -183,7 +183,8 @@ def test_a_task_of_nodes_is_trained_evaluated_tabled_and_reported(core: Task) ->
     assert "accuracy clean" in shown and "test core nodes" in shown and "F1" not in shown
     plain = record.to_dict()
     assert (
-        score_of(plain) == "accuracy" and share_phrase(plain) == "of the tested core nodes classified right"
+        score_of(plain) == "accuracy"
+        and score_phrase(plain, "of the ") == "of the tested core nodes classified right"
     )
     assert "ested core nodes classified right" in render(make_report(table))
     assert certify_attention(model, graph, radius=0.01).layer().prediction.class_status == "exact"

@@ -12,7 +12,7 @@ from rich.console import Console
 from fgai.attacks import THREATS, weak_search_note
 from fgai.errors import InputError
 from fgai.evaluation.summary import percent, sentences, sharpness_sentence, summary_table, verdict
-from fgai.metrics import Quantity, chance_path, null_path, quantity, shown_numbers
+from fgai.metrics import chance_path, null_path, quantity, shown_numbers
 from fgai.records import Cell, Column, Table, TabledDocument, data_frame, look_up, plain, unpack_array
 from fgai.records.table import csv_text
 from fgai.tasks import TASKS
@@ -84,7 +84,7 @@ class EvaluationRecord(TabledDocument):
         if every:
             super().show(console)
         else:
-            show_summary([self], console)
+            _show_summary([self], console)
 
     def to_csv(self) -> str:
         """Return every number as CSV: dotted metric and value, layers and curves by position."""
@@ -147,7 +147,7 @@ class Comparison(TabledDocument):
         if every:
             super().show(console)
         else:
-            show_summary([self[self.reference], *(r for r in self if r.name != self.reference)], console)
+            _show_summary([self[self.reference], *(r for r in self if r.name != self.reference)], console)
 
     def to_csv(self) -> str:
         """Return one CSV, a row per model and metric; full precision."""
@@ -167,7 +167,7 @@ def _why_missing(value: Any, part: str, above: str) -> str:
     return f"{above!r} was not measured" if value is None or value == {} else f"{above!r} is a single value"
 
 
-def show_summary(records: Sequence[EvaluationRecord], console: Console | None = None) -> None:
+def _show_summary(records: Sequence[EvaluationRecord], console: Console | None = None) -> None:
     """Print the summary of records, the reference first; sentences compare the first and the last."""
     console, plain_records = console or Console(), [vars(record) for record in records]
     pair = [plain_records[0], *plain_records[1:][-1:]]
@@ -243,20 +243,20 @@ def _definition_words(metrics: Mapping[str, Any], what: str) -> str:
     return f"Definition 1 at the output layer, radius 0.01, of {layers['counted'][-1]} {what}: {parts}"
 
 
-def _prediction_table(
-    records: Sequence[EvaluationRecord], reference: EvaluationRecord | None = None
-) -> Table:
+def _prediction_table(records: Sequence[EvaluationRecord], reference: EvaluationRecord) -> Table:
     """Scores and stability of each model, cost beside them; ratios to `reference` in brackets."""
     possible = shown_numbers([record.metrics for record in records], "prediction")
     shown = [quantity(e.path) for e in possible if any(_holds(record, e.path) for record in records)]
-    columns = [Column("model"), *(entry.column for entry in shown)]
+    columns = [Column("model"), *shown]
     columns += [Column("seconds", ".1f"), Column("peak MB", ".0f")]
     rows: list[list[Cell]] = []
     for record in records:
         row: list[Cell] = [record.name]
-        for entry in shown:
-            value = look_up(record.metrics, entry.path)
-            row.append(_with_ratio(value, reference, record, entry) if entry.sign < 0 else value)
+        for column in shown:
+            value, base = (look_up(one.metrics, column.path) for one in (record, reference))
+            if column.better == "lower" and record is not reference and value and base is not None:
+                value = f"{value:{column.form}} ({base / value:.1f}×)"
+            row.append(value)
         row += [record.seconds["total"], (record.peak_memory["bytes"] or 0) / 2**20 or None]
         rows.append(row)
     chance = [look_up(records[0].metrics, chance_path(entry.path)) for entry in shown]
@@ -270,15 +270,6 @@ def _holds(record: EvaluationRecord, path: str) -> bool:
     if path.endswith(("_random", "_chosen")):
         return look_up(record.metrics, path) is not None
     return path.split(".")[0] in record.metrics
-
-
-def _with_ratio(
-    value: float | None, reference: EvaluationRecord | None, record: EvaluationRecord, shown: Quantity
-) -> Cell:
-    base = None if reference is None or reference is record else look_up(reference.metrics, shown.path)
-    if not value or base is None:
-        return value
-    return f"{value:{shown.form}} ({base / value:.1f}×)"
 
 
 def _class_table(records: Sequence[EvaluationRecord]) -> list[Table]:
@@ -310,7 +301,7 @@ def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRec
         rows.append([f"{kind} (null)", *(look_up(metrics, null_path(path)) for path in paths)])
     rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
     shown = [i for i in range(1, len(paths) + 1) if any(row[i] is not None for row in rows)]
-    columns = [Column("model"), *(quantity(paths[i - 1]).column for i in shown)]
+    columns = [Column("model"), *(quantity(paths[i - 1]) for i in shown)]
     return Table("Explanation", columns, [[row[0], *(row[i] for i in shown)] for row in rows])
 
 

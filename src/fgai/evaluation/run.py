@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -317,7 +316,7 @@ class _Run:
         return None
 
     def _attack(self, threat: Threat, objective: str) -> Attack:
-        """Return the attack of a threat, whose own objective counts where it has one."""
+        """Return the attack of a threat, by its own objective if it has one."""
         chosen = objective if threat.objective is None else None
         return make_attack(threat, chosen, targets=self.targets, k=self.k, task=self.task.name)
 
@@ -425,27 +424,28 @@ def _node_arrays(views: Views) -> dict[str, Any]:
     scored = torch.zeros(len(after), dtype=torch.bool, device=before.device)
     scored[views.rows] = True
     pairs = first.worst.pair.layers
-    predicted: dict[str, tuple[Tensor, type]] = {
-        "scored": (scored, np.bool_),
-        "predicted_clean": (before.argmax(1), np.int16),
-        "predicted_attacked": (after.argmax(1), np.int16),
-        "tvd": (divergence.tvd(before.double(), after.double(), "probabilities"), np.float32),
+    classes, classes_after = (logits.argmax(1) for logits in (before, after))
+    predicted = {
+        "scored": scored,
+        "predicted_clean": classes.short(),
+        "predicted_attacked": classes_after.short(),
+        "tvd": divergence.tvd(before.double(), after.double(), "probabilities").float(),
     }
     if (labels := task.labels(graph)) is not None:
-        predicted["label"] = (labels, np.int16)
-        predicted["correct_clean"] = (before.argmax(1) == labels, np.bool_)
-        predicted["correct_attacked"] = (after.argmax(1) == labels, np.bool_)
+        predicted["label"] = labels.short()
+        predicted["correct_clean"] = classes == labels
+        predicted["correct_attacked"] = classes_after == labels
     prefix = "" if task.row_per_node else "item_"
     sharpness = metrics.sharpness_per_node
-    values: dict[str, tuple[Tensor, type]] = {
-        "degree": (graph.adjacency.degree, np.int32),
+    values = {
+        "degree": graph.adjacency.degree.int(),
         **{f"{prefix}{name}": value for name, value in predicted.items()},
-        "touched": (torch.stack(list(first.shared.pair.touched)), np.bool_),
-        "sharpness": (torch.stack([sharpness(p.before, p.rowptr) for p in pairs]), np.float32),
-        "sharpness_attacked": (torch.stack([sharpness(p.after, p.rowptr) for p in pairs]), np.float32),
+        "touched": torch.stack(list(first.shared.pair.touched)),
+        "sharpness": torch.stack([sharpness(p.before, p.rowptr) for p in pairs]).float(),
+        "sharpness_attacked": torch.stack([sharpness(p.after, p.rowptr) for p in pairs]).float(),
     }
     for name, overlap in views.by_attack(lambda view: view.pair.overlap).items():
-        values[f"overlap_{name}"] = (overlap, np.float32)
+        values[f"overlap_{name}"] = overlap.float()
     if views.similarity is not None:
-        values["overlap_vanilla"] = (views.similarity.overlap, np.float32)
-    return {name: pack_array(tensor.cpu().numpy().astype(kind)) for name, (tensor, kind) in values.items()}
+        values["overlap_vanilla"] = views.similarity.overlap.float()
+    return {name: pack_array(tensor.cpu().numpy()) for name, tensor in values.items()}

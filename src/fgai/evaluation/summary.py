@@ -92,13 +92,9 @@ class Measure:
     chance: str = ""  # path of what chance gets
     where: str = ""  # layer and nodes it is about
 
-    def path_of(self, score: str) -> str:
-        """The path in records whose headline score is `score`, empty where records do not hold it."""
-        return self.path.replace("f1.", f"{score}.")
-
-    def chance_of(self, score: str) -> str:
-        """The path of what chance gets, empty where chance has no value."""
-        return self.chance.replace("f1.", f"{score}.")
+    def paths(self, score: str) -> tuple[str, str]:
+        """Its path and that of what chance gets, in records whose headline score is `score`, or empty."""
+        return self.path.replace("f1.", f"{score}."), self.chance.replace("f1.", f"{score}.")
 
     def text(self, value: float) -> str:
         """Return a value as it is printed."""
@@ -180,7 +176,7 @@ def sentences(
     if parts:
         same = "Under the same threat" if len(parts) > 1 else "Under attack"
         chance = _chance(reference, f"{score_of(reference)}.chance")
-        out.append(f"{same}, {' and '.join(parts)} {share_phrase(reference)}{chance}.")
+        out.append(f"{same}, {' and '.join(parts)} {score_phrase(reference, 'of the ')}{chance}.")
     out.append(_missed(records, classes))
     aims = {key: f" when the attack aims at {key}s" for key in ("prediction", "explanation")}
     if one_attack(reference):
@@ -309,17 +305,12 @@ def heading_of(record: Record) -> str:
     return SCORES.get(name, name)
 
 
-def score_phrase(record: Record) -> str:
-    """The headline score in words, e.g. `tested nodes classified right`."""
+def score_phrase(record: Record, prefix: str = "") -> str:
+    """The headline score in words, e.g. `tested nodes classified right`; with `prefix` if it is a share."""
     rows = _task_in(record).rows_are
     if score_of(record) in SHARES:
-        return f"tested {rows} classified right"
+        return f"{prefix}tested {rows} classified right"
     return f"{heading_of(record)} on the tested {rows}"
-
-
-def share_phrase(record: Record) -> str:
-    """The headline score in words after a percentage, e.g. `of the tested nodes classified right`."""
-    return f"of the {score_phrase(record)}" if score_of(record) in SHARES else score_phrase(record)
 
 
 def score_at(record: Record, when: str) -> float | None:
@@ -342,7 +333,7 @@ def measure_names(record: Record) -> dict[str, str]:
     score, out = score_of(record), dict[str, str]()
     for measure in MEASURES:
         title = measure.title.format(k=size_of(record))
-        path = measure.path_of(score)
+        path, _ = measure.paths(score)
         if measure.path.startswith("f1."):
             title = f"{heading_of(record)}, {'without' if path.endswith('clean') else 'under'} attack"
         if path:
@@ -360,7 +351,7 @@ def summary_table(records: Sequence[Record]) -> Table:
         values = [number_at(record, path) for record in records]
         if all(value is None for value in values) or (measure.key == "aimed" and one):
             continue
-        beside = measure.chance_of(score_of(first))
+        _, beside = measure.paths(score_of(first))
         texts = ["–" if value is None else measure.text(value) for value in values]
         title = name.removesuffix(f", {_TOUCHED}")
         if one and ", attack on " in title:

@@ -25,18 +25,17 @@ def _shown(
 ) -> tuple[Shown, ...]:
     """A score on the clean and on the attacked graph; with `ends` also by the endpoints of the attack."""
     again = "The same on the attacked graph." if clean == "clean graph" else "The same under attack."
-    shown = [
-        Shown(f"{name}.clean", words=f"{words}, {clean}", about=about),
-        Shown(f"{name}.attacked", words=f"{words}, prediction attacked", about=again),
-    ]
-    rules = {
-        "random": ("at random", "may not choose its endpoints"),
-        "chosen": ("where it hurts", "chooses them by rules that read the graph, the reference or the model"),
-    }
-    for by, (joined, rule) in rules.items() if ends else ():
-        row, about = f"{words}, new nodes joined {joined}", f"The same where the attack {rule}."
-        shown.append(Shown(f"{name}.attacked_{by}", words=row, about=about))
-    return tuple(shown)
+    rows = [("clean", clean, about), ("attacked", "prediction attacked", again)]
+    if ends:
+        rule = (
+            "The same where the attack chooses them by rules that read the graph, the reference or the model."
+        )
+        free = "The same where the attack may not choose its endpoints."
+        rows += [
+            ("attacked_random", "new nodes joined at random", free),
+            ("attacked_chosen", "new nodes joined where it hurts", rule),
+        ]
+    return tuple(Shown(f"{name}.{view}", words=f"{words}, {row}", about=text) for view, row, text in rows)
 
 
 def _most_frequent(target: Tensor) -> float:

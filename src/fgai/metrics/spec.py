@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from itertools import product
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -23,27 +24,14 @@ SECTIONS = ("prediction", "explanation", "fidelity")
 
 @typed
 @dataclass(frozen=True)
-class Quantity:
-    """One number of a record: its dotted path, heading, format, and whether `higher` or `lower` is better."""
+class Quantity(Column):
+    """The column of one number of records, which stands there at a dotted path."""
 
-    path: str
-    title: str
-    form: str = ".3f"
-    direction: str = ""
-
-    @property
-    def sign(self) -> int:
-        """1 where higher is better, -1 where lower is, 0 where neither is."""
-        return {"higher": 1, "lower": -1, "": 0}[self.direction]
-
-    @property
-    def column(self) -> Column:
-        """The column that shows it."""
-        return Column(self.title, self.form, self.direction)
+    path: str = ""
 
     def best(self, values: Iterable[float]) -> float:
         """The best of at least one value."""
-        return max(values) if self.sign > 0 else min(values)
+        return max(values) if self.better == "higher" else min(values)
 
 
 @typed
@@ -99,8 +87,8 @@ class MetricSpec:
         shown: the numbers that tables and report show; by default all of them.
         measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, ...); metrics
             may share one. None for scores, which a task names.
-        null: the same for a null row, `views.null`, which has one attack: of values by attack those under
-            `prediction` count. An empty mapping leaves the row out.
+        null: likewise for a null row (`views.null`). It has one attack, so of values by attack only those
+            under `prediction` are kept. An empty mapping leaves the row out.
         chance: what guessing gets, stored at `<path>.chance`: from labels [T] to a number for a score, else
             from the `Views` to a number or `views.by_layer(...)`, or to a mapping of these by dotted path if
             there are several paths or `*`.
@@ -136,7 +124,10 @@ class MetricSpec:
         if previous is not None and previous.function.__module__ != function.__module__:
             module = previous.function.__module__
             raise InputError(f"there is a metric {name!r} in {module}; choose another name")
-        _check_paths(spec)
+        others = [path for other in _registry.values() if other.name != name for path in other.paths]
+        for path, other in product(spec.paths, (*others, *_OTHERS, "null")):
+            if all(a == b or "*" in (a, b) for a, b in zip(path.split("."), other.split("."), strict=False)):
+                raise InputError(f"`{path}` collides with {other!r} in records; choose another name")
         _registry[name] = spec
         return function
 
@@ -151,38 +142,24 @@ class MetricSpec:
         arguments = inspect.signature(self.function).parameters.values()
         return {a.name: a.default for a in arguments if a.kind != a.KEYWORD_ONLY and a.default is not a.empty}
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names of the arguments that change its value."""
-        return tuple(self.defaults)
-
 
 metric = MetricSpec
 _registry: dict[str, MetricSpec] = {}
 METRICS: Mapping[str, MetricSpec] = MappingProxyType(_registry)
 
 
-def _check_paths(spec: MetricSpec) -> None:
-    others = [path for other in _registry.values() if other.name != spec.name for path in other.paths]
-    for path in spec.paths:
-        for other in (*others, *_OTHERS, "null"):
-            pairs = zip(path.split("."), other.split("."), strict=False)
-            if all(a == b or "*" in (a, b) for a, b in pairs):
-                raise InputError(f"`{path}` collides with {other!r} in records; choose another name")
-
-
 _OTHERS = {
-    entry.path: entry
-    for entry in (
-        Quantity("training.epoch_seconds", "seconds per epoch", ".3g", "lower"),
-        Quantity("training.seconds", "training s", ".1f", "lower"),
-        Quantity("training.peak_memory", "peak memory", ".3g", "lower"),
-        Quantity("certificate.share", "certified share", direction="higher"),
-        Quantity("certificate.median_radius", "median radius", direction="higher"),
-        Quantity("certificate.class_share", "certified class", direction="higher"),
-        Quantity("certificate.sharpness", "sharpness", direction="higher"),
-        Quantity("injection.class_share", "certified class, injection", direction="higher"),
-        Quantity("injection.order_share", "certified order, injection", direction="higher"),
+    path: Quantity(title, form, better, path)
+    for path, title, form, better in (
+        ("training.epoch_seconds", "seconds per epoch", ".3g", "lower"),
+        ("training.seconds", "training s", ".1f", "lower"),
+        ("training.peak_memory", "peak memory", ".3g", "lower"),
+        ("certificate.share", "certified share", ".3f", "higher"),
+        ("certificate.median_radius", "median radius", ".3f", "higher"),
+        ("certificate.class_share", "certified class", ".3f", "higher"),
+        ("certificate.sharpness", "sharpness", ".3f", "higher"),
+        ("injection.class_share", "certified class, injection", ".3f", "higher"),
+        ("injection.order_share", "certified order, injection", ".3f", "higher"),
     )
 }
 """Numbers of other records than evaluations: costs and certified shares."""
@@ -190,7 +167,7 @@ _OTHERS = {
 
 @typed
 def quantity(path: str, title: str | None = None, form: str | None = None) -> Quantity:
-    """Return the declaration of the number at a path; `InputError` if nothing is declared there.
+    """Return the column of the number at a path; `InputError` if nothing is declared there.
 
     The heading is the declared one; else the metric's title followed by the names that stand for `*` and
     those below the declared path: `f1.*` and "F1" give "F1 attacked". `title` and `form` replace them.
@@ -198,9 +175,9 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
     spec = metric_at(path)
     if spec is not None:
         heading = next((entry.heading for entry in spec.shown or () if entry.path == path), "")
-        declared = Quantity(path, heading or _default_title(spec, path), spec.form, spec.direction)
+        declared = Quantity(heading or _default_title(spec, path), spec.form, spec.direction, path)
         if "chance" in path.split("."):
-            declared = replace(declared, title="chance", direction="")
+            declared = replace(declared, title="chance", better="")
     elif path in _OTHERS:
         declared = _OTHERS[path]
     else:

@@ -31,23 +31,23 @@ def _truth(views: Views) -> dict[str, Any]:
     for name, attention in maps.items():
         there = real[torch.isin(graph.keys[real], attention.layers[0].keys)]  # attacks may remove edges
         keys, truth = graph.keys[there], graph.edge_truth[there]
-        values: dict[str, list[float]] = {}
+        by_layer = []
         for layer, averaged in zip(
             attention.heads("log").restrict(keys), attention.restrict(keys), strict=True
         ):
             w, rowptr = layer.values[:, 0], layer.rowptr
             nodes = torch.zeros(layer.num_nodes, dtype=torch.bool, device=truth.device)
             nodes[layer.destination[truth]] = True
-            numbers = {
-                "auc": truth_auc(w, truth, rowptr, nodes=nodes),
-                "auc_mean": truth_auc(averaged.values[:, 0], truth, rowptr, nodes=nodes),
-                "auc_node": truth_auc(w, truth, rowptr, "node"),
-                "precision": truth_precision(w, truth, rowptr, views.k),
-                "chance": truth_chance(truth, rowptr),
-            }
-            for part, value in numbers.items():
-                values.setdefault(part, []).append(value)
-        out[name] = {part: views.by_layer(layers) for part, layers in values.items()}
+            by_layer.append(
+                {
+                    "auc": truth_auc(w, truth, rowptr, nodes=nodes),
+                    "auc_mean": truth_auc(averaged.values[:, 0], truth, rowptr, nodes=nodes),
+                    "auc_node": truth_auc(w, truth, rowptr, "node"),
+                    "precision": truth_precision(w, truth, rowptr, views.k),
+                    "chance": truth_chance(truth, rowptr),
+                }
+            )
+        out[name] = {part: views.by_layer([layer[part] for layer in by_layer]) for part in by_layer[0]}
     return out
 
 
@@ -81,7 +81,8 @@ def truth_auc(
 
     0.5 for a random ranking, and for uniform attention in node scope. NaN if nothing counts.
     """
-    _check(w, truth, rowptr)
+    _check_attention(w, rowptr)
+    _check_edge_mask(truth, w, "truth")
     if checks.one_of(scope, "scope", SCOPES) == "graph":
         if nodes is not None:
             chosen = torch.zeros(rowptr.numel() - 1, dtype=torch.bool, device=rowptr.device)
@@ -109,7 +110,8 @@ def truth_precision(
 
     `truth` is a mask [E]; without k as many neighbours are shown as are true.
     """
-    _check(w, truth, rowptr)
+    _check_attention(w, rowptr)
+    _check_edge_mask(truth, w, "truth")
     check_k(k)
     positives = row_sum(truth, rowptr)
     size = positives if k is None else positives.clamp(max=min(k, len(w)))
@@ -126,8 +128,3 @@ def truth_chance(truth: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) 
     positives, degree = row_sum(truth, rowptr), rowptr.diff()
     counted = (positives > 0) & (positives < degree)
     return mean_over(torch.where(counted, positives.double() / degree, float("nan")), nodes)
-
-
-def _check(w: Tensor, truth: Tensor, rowptr: Tensor) -> None:
-    _check_attention(w, rowptr)
-    _check_edge_mask(truth, w, "truth")

@@ -102,7 +102,7 @@ def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
     return np.frombuffer(raw, dtype=np.dtype(packed["dtype"])).reshape(packed["shape"])
 
 
-def check_arrays(values: Any) -> None:
+def _check_arrays(values: Any) -> None:
     """Raise `CheckpointError` if packed arrays would unpack to more bytes than their text can hold."""
     total = needed = 0
     stack = [values]
@@ -166,7 +166,7 @@ class Document:
         # Every field is written, empty ones too; older records have no provenance.
         required = [name for name in fields if name != "provenance"]
         check_items(body, cls.layout(), "the record", required=required)
-        check_arrays(body)
+        _check_arrays(body)
         return cls._build({key: value for key, value in body.items() if key in fields})
 
     @classmethod

@@ -183,7 +183,7 @@ def _rows(report: Report, shown: Sequence[Shown]) -> Iterator[dict[str, Any]]:
         levels["chance"] = chance_path(entry.path)
         yield {
             "shown": entry,
-            "arrow": "≈" if entry.like else ARROWS[about.direction],
+            "arrow": "≈" if entry.like else ARROWS[about.better],
             "aim": _best_value(entry),
             "cells": zip(report.names, [signed(value, about.form) for value in values], best, strict=True),
             "levels": {kind: signed(number_at(reference, path), about.form) for kind, path in levels.items()},
@@ -191,7 +191,7 @@ def _rows(report: Report, shown: Sequence[Shown]) -> Iterator[dict[str, Any]]:
 
 
 def _best_value(shown: Shown) -> str:
-    return "closest to clean is best" if shown.like else f"{quantity(shown.path).direction} is better"
+    return "closest to clean is best" if shown.like else f"{quantity(shown.path).better} is better"
 
 
 def _best_records(shown: Shown, records: Sequence[summary.Record]) -> list[bool]:
@@ -201,7 +201,7 @@ def _best_records(shown: Shown, records: Sequence[summary.Record]) -> list[bool]
     if shown.like:
         clean = [number_at(record, shown.like) for record in records]
         values = [None if v is None or c is None else abs(v - c) for v, c in zip(values, clean, strict=True)]
-        declared = replace(declared, direction="lower")
+        declared = replace(declared, better="lower")
     numbers = [value for value in values if value is not None]
     if len(numbers) < 2 or len({format(value, declared.form) for value in numbers}) == 1:
         return [False] * len(values)

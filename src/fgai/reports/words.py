@@ -39,7 +39,7 @@ def _changes(
     """Every measure both records hold; the certified share from the certificates, output layer."""
     score, out = summary.score_of(reference), []
     for measure in summary.MEASURES:
-        path, pair = measure.path_of(score), []
+        (path, chance), pair = measure.paths(score), []
         for record in (reference, other):
             proved = output_share(certificates or {}, str(record.get("name")), TOPK_SHARE)
             pair.append(summary.number_at(record, path) if path else proved)
@@ -49,7 +49,7 @@ def _changes(
             name = measure.name.replace("F1", summary.heading_of(reference))
             title = measure.title.format(k=summary.size_of(reference))
             texts = measure.text(before), measure.text(after)
-            kind, chance = measure.kind(before, after, interval), measure.chance_of(score)
+            kind = measure.kind(before, after, interval)
             level = summary.number_at(reference, chance) if chance else None
             out.append(Change(measure.key, name, title, before, after, texts, kind, level))
     return out

@@ -226,7 +226,7 @@ def _form_of(path: str) -> str:
 def _number(path: str, value: Any, parameters: dict[str, Any], chance: Any = None) -> dict[str, Any]:
     """The entry of a number, as `Number` lists it."""
     about = quantity(path)
-    values = {"title": about.title, "value": value, "chance": chance, "direction": about.direction}
+    values = {"title": about.title, "value": value, "chance": chance, "direction": about.better}
     return {**values, "parameters": parameters}
 
 
