@@ -11,10 +11,10 @@ import pytest
 
 import fgai
 from fgai.attacks import DEFAULT, THREATS
-from fgai.datasets import Source, register_dataset, unregister_dataset
+from fgai.datasets import Source, register_dataset
 from support.attack_cases import quiet
 from support.cli_cases import commands, here, refused
-from support.dataset_cases import about
+from support.dataset_cases import about, unregister
 from support.graph_cases import small_data
 
 SIZES = ("--nodes", 2, "--edges", 3)
@@ -36,7 +36,7 @@ def club(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     small = ("--set", "hidden_channels=2", "--set", "heads=2", "--epochs", 2, "-o", "club.safetensors")
     assert here("train", "--data", "club", *small, cwd=folder).exit_code == 0
     yield folder
-    unregister_dataset("club")
+    unregister("club")
 
 
 def run(command: str, *words: object, cwd: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch_geometric.datasets import Amazon, Coauthor, Planetoid
 
 from fgai import datasets
 from fgai.datasets import registry
-from fgai.datasets.loader import _data_cache
+from fgai.datasets.loader import user_cache
 from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from support.dataset_cases import PHOTO, expect, photo, write_npz, write_tu
@@ -40,7 +40,7 @@ def source(monkeypatch: pytest.MonkeyPatch, name: str, **changes: object) -> Non
 
 
 def cached() -> list[str]:
-    folder = _data_cache()
+    folder = user_cache() / "data"
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
 
 
@@ -145,7 +145,7 @@ def test_a_set_of_files_is_complete_or_not_there(server: Server, monkeypatch: py
     server.answers["/ind.cora.x"] = b"raw"
     with pytest.raises(DataError, match=r"ind\.cora\.tx: HTTP Error 404"):
         datasets.load_dataset("cora")
-    assert list(_data_cache().iterdir()) == []
+    assert list((user_cache() / "data").iterdir()) == []
 
 
 def test_every_address_is_https_and_the_one_of_pyg() -> None:

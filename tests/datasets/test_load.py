@@ -14,7 +14,7 @@ from torch_geometric.io import read_planetoid_data
 
 from fgai import datasets
 from fgai.datasets import loader as downloading
-from fgai.datasets.loader import _data_cache
+from fgai.datasets.loader import user_cache
 from fgai.datasets.splits import random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.graph import Graph
@@ -89,7 +89,7 @@ def test_where_files_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="could not be downloaded"):
         datasets.load_dataset("amazon-photo", tmp_path / "empty")
-    shutil.copytree(tmp_path / "named", _data_cache(), dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "named", user_cache() / "data", dirs_exist_ok=True)
     by_cache = datasets.load_dataset("amazon-photo", tmp_path / "empty")
     assert datasets.fingerprint(by_environment) == datasets.fingerprint(by_cache)
     monkeypatch.setenv("FGAI_DATA", str(tmp_path / "absent"))

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fgai.datasets import load_dataset
+from fgai.datasets.loader import _undirected_keys
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.graph import FLOOR, extend_encoding
@@ -27,7 +28,7 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def uncached(edges: torch.Tensor, nodes: int, size: int, seed: int = 0) -> positional._Encoding:
-    return positional._solve(positional._symmetric(edges), nodes, size, seed)
+    return positional._solve(_undirected_keys(edges).numpy(), nodes, size, seed)
 
 
 def edges_of(graph: nx.Graph) -> tuple[torch.Tensor, int]:

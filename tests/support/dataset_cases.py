@@ -33,6 +33,11 @@ def about(graph: Graph, name: str, **more: object) -> DatasetInfo:
     return DatasetInfo(name=name, **{**words, **sizes, **more})  # type: ignore[arg-type]
 
 
+def unregister(name: str) -> None:
+    """Remove a registered dataset."""
+    del registry._INFO[name], registry._SOURCES[name]
+
+
 def random_edges(draw: np.random.Generator, nodes: int = NODES, count: int = 40) -> np.ndarray:
     """[2, count] with loops, duplicates and single directions; the last two nodes stay isolated."""
     edges = draw.integers(0, nodes - 2, (2, count))

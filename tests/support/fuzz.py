@@ -44,7 +44,7 @@ NODES, WIDTH = 30, 5
 LEFT_OUT = {
     *(f"register_{kind}" for kind in ("adapter", "limits", "dataset", "task_split", "threat", "task")),
     *(f"register_{kind}" for kind in ("model", "defence")),
-    *("unregister_dataset", "unregister_task_split", "unregister_task", "metric"),
+    "metric",
 }
 
 

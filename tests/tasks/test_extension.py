@@ -13,7 +13,8 @@ from torch import Tensor
 import fgai
 from fgai.attacks import PGDInjection, Threat, make_attack
 from fgai.certificates import certify_attention
-from fgai.datasets import register_task_split, unregister_task_split
+from fgai.datasets import register_task_split
+from fgai.datasets.registry import TASK_SPLITS
 from fgai.errors import DataError, InputError
 from fgai.evaluation import compare
 from fgai.evaluation.summary import score_of, score_phrase
@@ -32,7 +33,6 @@ from fgai.tasks import (
     get_task,
     register_task,
     task_of,
-    unregister_task,
 )
 from fgai.training import make_faithful, train
 from support import attack_cases
@@ -104,14 +104,13 @@ def core() -> Iterator[Task]:
     task = register_task(CoreTask())
     register_task_split("core", cored, of="node")
     yield task
-    unregister_task_split("core")
-    unregister_task("core")
+    del TASK_SPLITS["core"], TASKS["core"]
 
 
 @pytest.fixture
 def sign() -> Iterator[Task]:
     yield register_task(SignTask())
-    unregister_task("sign")
+    del TASKS["sign"]
 
 
 def trained(graph: Graph, **sizes: int) -> GAT:
@@ -126,7 +125,7 @@ class TestRegistry:
         graph = cored(small_data(), 0)
         assert task_of(graph) is core is get_task("core")
         assert task_of(small_data()).name == "node"
-        unregister_task("core")
+        del TASKS["core"]
         assert task_of(graph).name == "node"
         with pytest.raises(InputError, match="core"):
             get_task("core")
@@ -151,8 +150,6 @@ class TestRegistry:
             lambda: GAT(3, 2, task="core"),
             lambda: task_scores("core", torch.ones(2, 2), torch.zeros(2).long()),
             lambda: make_attack("standard", task="core"),
-            lambda: unregister_task("core"),
-            lambda: unregister_task_split("core"),
             lambda: register_task_split("core", cored, of="node"),
         ):
             with pytest.raises(InputError, match="core"):
@@ -194,7 +191,7 @@ def test_a_record_outlives_its_task(core: Task) -> None:
     graph = cored(small_data(), 0)
     with attack_cases.quiet():
         record = fgai.evaluate(trained(graph), graph, FEW, k=2, curves=False, explanation_attack=False)
-    unregister_task("core")
+    del TASKS["core"]
     try:
         assert "test rows" in record.to_markdown() and score_of(record.to_dict()) == "accuracy"
     finally:

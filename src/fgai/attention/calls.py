@@ -16,7 +16,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from fgai.attention.hooks import Perturb, find_layers, record
+from fgai.attention.hooks import Perturb, _run_label, find_layers, record
 from fgai.attention.interface import (
     Call,
     GraphModel,
@@ -27,6 +27,7 @@ from fgai.attention.interface import (
     evaluating,
     graph_model,
     model_name,
+    override,
     uncompiled,
 )
 from fgai.attention.layer import LayerAttention
@@ -363,27 +364,22 @@ def _observe(
 def _observe_mean(model: nn.Module, own: dict[str, TappedLayer], graph: Graph, ranked: bool) -> Observation:
     """Observe a model of fgai's own layers with the attention averaged over the heads."""
     entries: list[LayerAttention] = []
-    count: Counter[str] = Counter()
+    runs: Counter[Any] = Counter()
     thread = threading.get_ident()
 
     def watch(name: str) -> Watch:
         def add(values: Tensor, adjacency: Adjacency, scores: Tensor | None) -> None:
             if threading.get_ident() != thread:
                 return
-            count[name] += 1
-            label = name if count[name] == 1 else f"{name}:{count[name]}"
-            entries.append(LayerAttention.from_adjacency(adjacency, values, label, scores))
+            entries.append(LayerAttention.from_adjacency(adjacency, values, _run_label(runs, name), scores))
 
         return add
 
-    with exclusive():
-        try:
-            for name, layer in own.items():
-                layer.watch, layer.ranked = watch(name), ranked
-            logits = call_model(model, graph)
-        finally:
-            for layer in own.values():
-                layer.watch, layer.ranked = None, False
+    with exclusive(), ExitStack() as stack:
+        for name, layer in own.items():
+            stack.enter_context(override(layer, "watch", watch(name)))
+            stack.enter_context(override(layer, "ranked", ranked))
+        logits = call_model(model, graph)
     if not entries:
         raise AttentionError(f"no attention layer of {model_name(model)} ran in its forward pass")
     return Observation(graph, logits, AttentionMap(tuple(entries)))

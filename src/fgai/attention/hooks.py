@@ -18,10 +18,10 @@ from fgai.attention.interface import (
     EdgeType,
     NodeCount,
     Scores,
-    Tap,
     TappedLayer,
     _layout_of,
     model_name,
+    override,
     uncompiled,
     unwrapped,
 )
@@ -54,6 +54,16 @@ _UNSUPPORTED = {
     "HANConv": _HETERO,
     "DataParallel": "replicated models cannot be recorded; give its `module`",
 }
+
+
+def _run_label(
+    runs: Counter[tuple[str, EdgeType | None]], name: str, edge_type: EdgeType | None = None
+) -> str:
+    """Count one more run of a layer and return its label, e.g. `"conv"`, then `"conv:2"`."""
+    runs[name, edge_type] += 1
+    count = runs[name, edge_type]
+    label = name if count == 1 else f"{name}:{count}"
+    return label if edge_type is None else f"{label}.{'__'.join(edge_type)}"
 
 
 @typed
@@ -122,7 +132,7 @@ class Tape:
             text = f"layer {name!r} ran on a bipartite graph with {num_nodes[0]} sources and {num_nodes[1]}"
             raise AttentionError(f"{text} destinations, which cannot be recorded; see `fgai.hetero`")
         ranks = mean_heads(scores()) if self._ranked and scores is not None else None
-        label = self._label(name, edge_type)
+        label = _run_label(self._runs, name, edge_type)
         if adjacency is not None:
             return self._append(LayerAttention.from_adjacency(adjacency, attention, label, ranks))
         source, destination, order, inverse = self._sorted(source, destination)
@@ -170,12 +180,6 @@ class Tape:
         edges = source[order], destination[order], order, inverse
         self._edges[index] = (source, destination, *edges)
         return edges
-
-    def _label(self, name: str, edge_type: EdgeType | None) -> str:
-        self._runs[name, edge_type] += 1
-        count = self._runs[name, edge_type]
-        label = name if count == 1 else f"{name}:{count}"
-        return label if edge_type is None else f"{label}.{'__'.join(edge_type)}"
 
     def _append(self, computed: LayerAttention) -> Tensor:
         used, values = computed, computed.values
@@ -298,7 +302,7 @@ def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
     _REGISTRY[layer_type] = adapter
 
 
-def registered_for(
+def _registered_for(
     layer: nn.Module, registry: Mapping[type[nn.Module], T], pyg_entries: Callable[[Any], Mapping[Any, T]]
 ) -> T | None:
     """Return the entry of the layer's class or nearest base; `pyg_entries(module)` adds those of PyG."""
@@ -311,19 +315,10 @@ def registered_for(
 
 
 def _adapter_for(layer: nn.Module) -> Adapter | None:
-    return registered_for(layer, _REGISTRY, lambda pyg: pyg.PYG_ADAPTERS)
+    return _registered_for(layer, _REGISTRY, lambda pyg: pyg.PYG_ADAPTERS)
 
 
-@contextmanager
-def _own_adapter(layer: TappedLayer, tap: Tap) -> Iterator[None]:
-    layer.tap = tap
-    try:
-        yield
-    finally:
-        layer.tap = None
-
-
-_REGISTRY: dict[type[nn.Module], Adapter] = {TappedLayer: _own_adapter}
+_REGISTRY: dict[type[nn.Module], Adapter] = {TappedLayer: lambda layer, tap: override(layer, "tap", tap)}
 _RECORDED: WeakKeyDictionary[nn.Module, tuple[list[tuple[str, Tape]], ExitStack]] = WeakKeyDictionary()
 """Layer → the (name, tape) of each block that records it, outermost first, and what closes its adapter."""
 

@@ -17,6 +17,7 @@ from fgai.threads import exclusive
 from fgai.typed import typed
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
+_ABSENT = object()
 Call = Callable[[Any, Any], Tensor]
 """(model, PyG `Data`) → logits."""
 Watch = Callable[[Tensor, Adjacency, Tensor | None], None]
@@ -225,6 +226,20 @@ def _check_dtype(model: nn.Module, graph: Graph) -> None:
         if name == "x" or value.dtype.is_floating_point:
             text = f"the {words} of {graph.name!r} are {value.dtype}, the parameters of {model_name(model)}"
             raise InputError(f"{text} {expected}; use `data.{name} = data.{name}.to({expected})`")
+
+
+@contextmanager
+def override(layer: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of this instance inside the block, then restore or delete it."""
+    previous = layer.__dict__.get(name, _ABSENT)
+    layer.__dict__[name] = value
+    try:
+        yield
+    finally:
+        if previous is _ABSENT:
+            layer.__dict__.pop(name, None)
+        else:
+            layer.__dict__[name] = previous
 
 
 @typed

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.attention.hooks import find_layers, registered_for
-from fgai.attention.interface import TappedLayer, _layout_of, uncompiled
+from fgai.attention.hooks import _registered_for, find_layers
+from fgai.attention.interface import TappedLayer, _layout_of, override, uncompiled
 from fgai.errors import AttentionError, InputError
 from fgai.ops import clip, range_norm
 from fgai.threads import exclusive
@@ -170,9 +170,8 @@ def _set(changes: Iterable[tuple[Limits, str, Any]]) -> Iterator[None]:
     """Set (limits, attribute, value) inside the block; such blocks in other threads wait."""
     with ExitStack() as stack:
         stack.enter_context(exclusive())
-        for limits, name, value in changes:
-            stack.callback(setattr, limits, name, getattr(limits, name))
-            setattr(limits, name, value)
+        for change in changes:
+            stack.enter_context(override(*change))
         yield
 
 
@@ -310,10 +309,11 @@ def register_limits(layer_type: type[nn.Module], limiter: Limiter) -> None:
 
 
 def _limiter_of(layer: nn.Module) -> Limiter | None:
-    def pyg_entries(pyg: Any) -> dict[type[nn.Module], Limiter]:
-        return {kind: partial(_limit_pyg, linears) for kind, linears in pyg.PYG_LINEARS.items()}
-
-    return registered_for(layer, _LIMITERS, pyg_entries)
+    return _registered_for(
+        layer,
+        _LIMITERS,
+        lambda pyg: {kind: partial(_limit_pyg, linears) for kind, linears in pyg.PYG_LINEARS.items()},
+    )
 
 
 @typed

@@ -19,10 +19,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv, SuperGATConv, TransformerConv
 from torch_geometric.utils import softmax
 
-from fgai.attention.interface import Adapter, NodeCount, Tap
+from fgai.attention.interface import Adapter, NodeCount, Tap, override
 from fgai.errors import AttentionError
-
-_ABSENT = object()
 
 
 def message_edges(layer: Any, edges: Any) -> tuple[Tensor, Tensor]:
@@ -47,20 +45,6 @@ def message_edges(layer: Any, edges: Any) -> tuple[Tensor, Tensor]:
     forward = layer.flow == "source_to_target"
     source, destination = (plain[0], plain[1]) if forward else (plain[1], plain[0])
     return source.long(), destination.long()
-
-
-@contextmanager
-def override(layer: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of this instance inside the block, then restore or delete it."""
-    previous = layer.__dict__.get(name, _ABSENT)
-    layer.__dict__[name] = value
-    try:
-        yield
-    finally:
-        if previous is _ABSENT:
-            layer.__dict__.pop(name, None)
-        else:
-            layer.__dict__[name] = previous
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def _location_of(name: str, root: Any = None) -> str:
     about = datasets.info(name)
     if not about.files:
         return "built in"
-    files = find(about.files, search_path(root))
+    files = find(about, root)
     return "to download" if files is None else str(files[0].parent)
 
 

@@ -10,8 +10,6 @@ from fgai.datasets.registry import (
     names,
     register_dataset,
     register_task_split,
-    unregister_dataset,
-    unregister_task_split,
 )
 from fgai.datasets.splits import Split, fold_split, link_split, random_split, stratified_split
 from fgai.graph.fingerprint import fingerprint
@@ -19,5 +17,5 @@ from fgai.graph.fingerprint import fingerprint
 __all__ = [
     "DatasetInfo", "Source", "Split", "fingerprint", "fold_split", "info", "link_split", "load_dataset",
     "load_graph", "names", "planted", "random_split", "register_dataset", "register_task_split",
-    "stratified_split", "unregister_dataset", "unregister_task_split", "with_degrees",
+    "stratified_split", "with_degrees",
 ]  # fmt: skip

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from torch import Tensor
 
 from fgai.checks import whole
 from fgai.datasets.own import MASKS, load_graph
-from fgai.datasets.readers import Array, RawGraph
-from fgai.datasets.registry import _SOURCES, PLANTED, TASK_SPLITS, DatasetInfo, Source, info, names
+from fgai.datasets.readers import RawGraph
+from fgai.datasets.registry import _SOURCES, PLANTED, TASK_SPLITS, DatasetInfo, info, names
 from fgai.datasets.splits import Split, _masks, fold_split, random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.files import digest_of, extract, fetch
@@ -35,51 +33,50 @@ def user_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "fgai"
 
 
-def _data_cache() -> Path:
-    return user_cache() / "data"
-
-
 def search_path(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
     """Return the folders to look in, in order: `root` or `$FGAI_DATA`, then the user's cache."""
     chosen = root if root is not None else os.environ.get(ENVIRONMENT) or None
+    cache = user_cache() / "data"
     if chosen is None:
-        return (_data_cache(),)
+        return (cache,)
     folder = Path(chosen).expanduser()
     if not folder.is_dir():
         origin = "`root`" if root is not None else f"${ENVIRONMENT}"
         raise DataError(f"{origin} is {folder}, which is not a folder; correct it or leave it out")
-    return (folder, _data_cache())
+    return (folder, cache)
 
 
-def find(layouts: Iterable[Sequence[str]], folders: Iterable[Path]) -> tuple[Path, ...] | None:
-    """Return the files of the first layout (relative paths) that is complete in a folder, or None."""
-    candidates = (tuple(folder / file for file in layout) for folder, layout in product(folders, layouts))
+def find(about: DatasetInfo, root: str | os.PathLike[str] | None) -> tuple[Path, ...] | None:
+    """Return the files of a dataset, all from one folder; None if no folder has all of them."""
+    places = product(search_path(root), about.files)
+    candidates = (tuple(folder / file for file in layout) for folder, layout in places)
     return next((files for files in candidates if all(file.is_file() for file in files)), None)
 
 
-def _download(info: DatasetInfo, source: Source, verify: Callable[[tuple[Path, ...]], Graph]) -> Graph:
-    """Download the files of a dataset; they are moved into the cache after `verify` has accepted them."""
-    cache, names = _data_cache(), [Path(file).name for file in info.files[0]]
+def _download(about: DatasetInfo) -> Graph:
+    """Return a dataset from downloaded files, which are moved into the cache once they are verified."""
+    cache, names = user_cache() / "data", [Path(file).name for file in about.files[0]]
     where = f"{cache}, or into a folder named by `root` or $FGAI_DATA"
-    advice = f"put {', '.join(info.files[0])} (source: {info.source}) into {where}"
-    if source.url is None:
-        raise DataError(f"the files of {info.name!r} are missing and not for download; {advice}")
+    advice = f"put {', '.join(about.files[0])} (source: {about.source}) into {where}"
+    url = _SOURCES[about.name].url
+    if url is None:
+        raise DataError(f"the files of {about.name!r} are missing and not for download; {advice}")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as scratch:
             folder = Path(scratch)
-            if "{file}" in source.url or names == [source.url.rpartition("/")[2]]:
+            if "{file}" in url or names == [url.rpartition("/")[2]]:
                 for name in names:
-                    fetch(source.url.replace("{file}", name), folder / name)
+                    fetch(url.replace("{file}", name), folder / name)
             else:
-                fetch(source.url, folder / "archive.zip")
+                fetch(url, folder / "archive.zip")
                 extract(folder / "archive.zip", names, folder)
-            graph = verify(tuple(folder / name for name in names))
-            for file in info.files[0]:
+            graph = _read_verified(tuple(folder / name for name in names), about)
+            for file in about.files[0]:
                 (cache / file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / Path(file).name).replace(cache / file)
     except Exception as error:  # network, disk and remote servers fail in many ways
-        text = f"{info.name!r} could not be downloaded ({type(error).__name__}: {error})"
+        text = f"{about.name!r} could not be downloaded ({type(error).__name__}: {error})"
         raise DataError(f"{text}; {advice}") from error
     return graph
 
@@ -144,9 +141,8 @@ def _read(about: DatasetInfo, root: str | os.PathLike[str] | None) -> Graph:
         graph = origin.make().replace(name=about.name)
         _check_sizes(graph, about)
         return graph
-    verify = partial(_read_verified, about=about)
-    files = find(about.files, search_path(root))
-    return _download(about, origin, verify) if files is None else verify(files)
+    files = find(about, root)
+    return _download(about) if files is None else _read_verified(files, about)
 
 
 def _read_verified(files: tuple[Path, ...], about: DatasetInfo) -> Graph:
@@ -163,23 +159,26 @@ def _read_verified(files: tuple[Path, ...], about: DatasetInfo) -> Graph:
     return graph
 
 
-def _undirected_keys(raw_edges: Array) -> Tensor:
-    """Return the sorted keys of both directions of every edge, without duplicates and loops."""
-    edges = torch.from_numpy(np.asarray(raw_edges, np.int64))
+def _undirected_keys(edges: Tensor) -> Tensor:
+    """Return the sorted keys of both directions of every edge [2, E], without duplicates and loops."""
     edges = edges[:, edges[0] != edges[1]]
     keys: Tensor = torch.unique(torch.cat([edge_keys(*edges), edge_keys(*edges.flip(0))]))
     return keys
 
 
+def _int64(values: Any) -> Tensor:
+    return torch.from_numpy(np.asarray(values, np.int64))
+
+
 def _to_graph(raw: RawGraph, about: DatasetInfo) -> Graph:
-    keys = _undirected_keys(raw.edges)
+    keys = _undirected_keys(_int64(raw.edges))
     fields: dict[str, Any] = {
-        name: torch.from_numpy(np.asarray(values, dtype=np.int64))
+        name: _int64(values)
         for name in ("y", "batch", "graph_y")
         if (values := getattr(raw, name)) is not None
     }
     if raw.truth is not None:
-        fields["edge_truth"] = torch.isin(keys, _undirected_keys(raw.truth))
+        fields["edge_truth"] = torch.isin(keys, _undirected_keys(_int64(raw.truth)))
     try:
         graph = Graph.from_edges(
             torch.stack(key_ends(keys)), raw.num_nodes, raw.features, name=about.name, **fields
@@ -189,7 +188,7 @@ def _to_graph(raw: RawGraph, about: DatasetInfo) -> Graph:
     _check_sizes(graph, about)
     if raw.split is None:
         return graph
-    parts = (torch.from_numpy(np.asarray(raw.split[part], np.int64)) for part in Split._fields)
+    parts = (_int64(raw.split[part]) for part in Split._fields)
     return graph.replace(**dict(zip(MASKS, _masks(parts, raw.num_nodes), strict=True)))
 
 

@@ -22,14 +22,13 @@ from torch import Tensor
 from fgai.errors import DataError, FgaiError, InputError
 from fgai.files import load_torch, read_arrays, regular, require_whole
 from fgai.graph import Graph
-from fgai.graph.fields import arguments_from_data
+from fgai.graph.fields import PARTS, arguments_from_data
 from fgai.graph.on_disk import GraphOnDisk, is_store
 from fgai.typed import typed
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 FIELDS = ("edge_index", "x", "y", *MASKS, "edge_attr", "edge_weight", "num_nodes")
 """Names in an archive, those of PyG's `Data`; all but the first may be missing."""
-PARTS = ("train", "val", "test")
 TABLES = ("edges.csv", "nodes.csv")  # in a folder; the second may be missing
 ENDS = ("source", "destination")
 _MISNAMED = {"id": "node", "label": "y", "class": "y", "mask": "split", "target": "destination"}

@@ -8,7 +8,6 @@ import torch
 
 from fgai import checks
 from fgai.graph import Graph
-from fgai.sparse import edge_keys, key_ends
 from fgai.typed import typed
 
 TOPIC_WORDS = 40  # per class
@@ -48,16 +47,11 @@ def planted(seed: int = 0, num_nodes: int = 2000, num_classes: int = 5) -> Graph
     y = draw.permutation(np.arange(num_nodes) % num_classes)
     reliable = draw.random(num_nodes) < RELIABLE
     features = _words(y, reliable, num_classes, draw)
-    edges = _edges(y, num_classes, draw)
-    truth = reliable[edges[0]] & (y[edges[0]] == y[edges[1]])
-    return Graph.from_edges(
-        torch.from_numpy(edges),
-        num_nodes,
-        features,
-        y=torch.from_numpy(y),
-        edge_truth=torch.from_numpy(truth),
-        name="planted",
-    )
+    pairs, labels = torch.from_numpy(_pairs(y, num_classes, draw)), torch.from_numpy(y)
+    graph = Graph.from_edges(pairs, num_nodes, features, undirected=True, y=labels, name="planted")
+    source, destination = graph.edge_index
+    truth = torch.from_numpy(reliable)[source] & (labels[source] == labels[destination])
+    return graph.replace(edge_truth=truth)
 
 
 def _words(y: np.ndarray, reliable: np.ndarray, num_classes: int, draw: np.random.Generator) -> sp.csr_matrix:
@@ -80,15 +74,12 @@ def _words(y: np.ndarray, reliable: np.ndarray, num_classes: int, draw: np.rando
     return matrix
 
 
-def _edges(y: np.ndarray, num_classes: int, draw: np.random.Generator) -> np.ndarray:
-    """[2, E] both directions of every edge, without duplicates and loops."""
+def _pairs(y: np.ndarray, num_classes: int, draw: np.random.Generator) -> np.ndarray:
+    """[2, K] pairs of nodes to join, perhaps with duplicates, without loops."""
     n, count = y.size, round(y.size * DEGREE / 2)
     members, first = np.argsort(y, kind="stable"), np.searchsorted(np.sort(y), np.arange(num_classes))
     sizes = np.bincount(y, minlength=num_classes)
     one = draw.integers(0, n, count)
     alike = members[first[y[one]] + (draw.random(count) * sizes[y[one]]).astype(np.int64)]
     other = np.where(draw.random(count) < SAME_CLASS, alike, draw.integers(0, n, count))
-    source, destination = np.concatenate([one, other]), np.concatenate([other, one])
-    apart = source != destination
-    keys = torch.unique(edge_keys(torch.from_numpy(source[apart]), torch.from_numpy(destination[apart])))
-    return torch.stack(key_ends(keys)).numpy()
+    return np.stack([one, other])[:, one != other]

@@ -15,10 +15,10 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from fgai.datasets.own import PARTS
 from fgai.datasets.unpickle import load_pickle
 from fgai.errors import DataError
 from fgai.files import check_sizes, inflate, read_arrays, regular
+from fgai.graph.fields import PARTS
 
 Array = NDArray[Any]
 Files = Sequence[Path]
@@ -41,6 +41,8 @@ class RawGraph:
 
 
 Reader = Callable[[Files], RawGraph]
+READERS: dict[str, Reader] = {}
+"""Readers by their names in `catalog.json`: `tu` is `_read_tu`."""
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def _data_errors(path: Path) -> Iterator[None]:
 
 
 def _reader(function: Reader) -> Reader:
-    """Make a reader check its result, and raise `DataError` alone when files are damaged or do not fit."""
+    """Add a reader to `READERS`; it checks its result and raises `DataError` alone if files are damaged."""
 
     @wraps(function)
     def read(files: Files) -> RawGraph:
@@ -66,6 +68,7 @@ def _reader(function: Reader) -> Reader:
             _check(raw, files[0])
             return raw
 
+    READERS[function.__name__.removeprefix("_read_")] = read
     return read
 
 
@@ -134,9 +137,9 @@ def _read_planetoid(files: Files) -> RawGraph:
     zero features and no label (-1).
     """
     parts = {path.name.split(".", 2)[2]: path for path in files}
-    tx, allx = (_expect(load_pickle(parts[name]), sp.csr_matrix, parts[name]) for name in ("tx", "allx"))
-    y, ty, ally = (_expect(load_pickle(parts[name]), np.ndarray, parts[name]) for name in ("y", "ty", "ally"))
-    neighbours = _expect(load_pickle(parts["graph"]), dict, parts["graph"])
+    tx, allx = (_unpickled(parts[name], sp.csr_matrix) for name in ("tx", "allx"))
+    y, ty, ally = (_unpickled(parts[name], np.ndarray) for name in ("y", "ty", "ally"))
+    neighbours = _unpickled(parts["graph"], dict)
     test = _table(parts["test.index"], np.int64)[:, 0]
     count, first = allx.shape[0], int(test.min())
     n = int(test.max()) + 1
@@ -153,7 +156,8 @@ def _read_planetoid(files: Files) -> RawGraph:
     return RawGraph(edges=edges, num_nodes=n, features=words, y=labels, split=split)
 
 
-def _expect(value: Any, kind: type, path: Path) -> Any:
+def _unpickled(path: Path, kind: type) -> Any:
+    value = load_pickle(path)
     if not isinstance(value, kind):
         raise DataError(f"{path} holds a {type(value).__name__}, expected a {kind.__name__}; fetch it again")
     return value
@@ -287,14 +291,3 @@ def _read_ogbn_arxiv(files: Sequence[Path]) -> RawGraph:
             for name, key in (("train", "train"), ("val", "valid"), ("test", "test"))
         },
     )
-
-
-READERS: dict[str, Reader] = {
-    "npz": _read_npz,
-    "planetoid": _read_planetoid,
-    "tu": _read_tu,
-    "ground_truth": _read_ground_truth,
-    "tape": _read_tape,
-    "ogbn_arxiv": _read_ogbn_arxiv,
-}
-"""Readers by their names in `catalog.json`."""

@@ -70,16 +70,6 @@ def register_dataset(info: DatasetInfo, source: Source) -> None:
 
     The source has `make`, for a graph made in Python, or `reader`, for files. Sizes are checked when it is
     loaded.
-
-    Example:
-        >>> mine = DatasetInfo(
-        ...     name="planted-again", description="The same", source="me", citation="none", licence="MIT",
-        ...     num_nodes=2000, num_edges=15914, num_features=308, num_classes=5,
-        ... )
-        >>> register_dataset(mine, Source(make=planted))
-        >>> "planted-again" in names()
-        True
-        >>> unregister_dataset("planted-again")
     """
     if info.name in _INFO:
         raise InputError(f"the dataset {info.name!r} exists already; choose another name")
@@ -95,12 +85,6 @@ def register_dataset(info: DatasetInfo, source: Source) -> None:
 
 
 @typed
-def unregister_dataset(name: str) -> None:
-    """Remove a dataset; `DataError` if there is none of that name."""
-    del _INFO[info(name).name], _SOURCES[name]
-
-
-@typed
 def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: str) -> None:
     """Use datasets of the task `of` for another one; `split` maps a graph and a seed to a graph of `task`."""
     one_of(task, "task", tuple(TASKS))
@@ -108,12 +92,6 @@ def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: 
     if task in TASK_SPLITS:
         raise InputError(f"the task {task!r} has a split already; choose another task")
     TASK_SPLITS[task] = of, split
-
-
-@typed
-def unregister_task_split(task: str) -> None:
-    """Remove a split for a task; `InputError` if there is none."""
-    del TASK_SPLITS[one_of(task, "task", tuple(TASK_SPLITS))]
 
 
 def _register_catalog() -> None:

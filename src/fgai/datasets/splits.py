@@ -139,12 +139,10 @@ def link_split(graph: Graph, seed: int = 0, *, train: float = 0.85, val: float =
         raise InputError(f"{pairs.shape[1]} links are too few to split {train} / {val} / rest")
     sizes = [0, parts[1].numel(), parts[2].numel()]
     others = torch.split(negative_pairs(graph, sum(sizes), source), sizes, dim=1)
-    y, part, ends = [], [], []
-    for index, (links, fill) in enumerate(zip(parts, others, strict=True)):
-        ends += [pairs[:, links], fill]
-        y += [torch.ones(links.numel(), dtype=torch.long), torch.zeros(fill.shape[1], dtype=torch.long)]
-        part.append(torch.full((links.numel() + fill.shape[1],), index))
+    groups = [group for links, fill in zip(parts, others, strict=True) for group in (pairs[:, links], fill)]
+    counts = torch.tensor([group.shape[1] for group in groups])
+    y, part = (torch.tensor(of).repeat_interleave(counts) for of in ([1, 0] * 3, [0, 0, 1, 1, 2, 2]))
     visible = graph.remove(both_ways(graph, pairs[:, parts[2]]))[0]
     dropped = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values")
-    hidden = Links(torch.cat(ends, dim=1), torch.cat(y), torch.cat(part))
+    hidden = Links(torch.cat(groups, dim=1), y, part)
     return visible.replace(links=hidden, **dict.fromkeys(dropped))

@@ -23,8 +23,8 @@ from torch_geometric.nn.to_hetero_transformer import key2str
 from torch_geometric.utils import softmax
 
 from fgai.attention import GraphModel, Tap, Wrapped, register_adapter
-from fgai.attention.interface import EdgeType, uncompiled
-from fgai.attention.pyg import check_layer, message_edges, override
+from fgai.attention.interface import EdgeType, override, uncompiled
+from fgai.attention.pyg import check_layer, message_edges
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
 from fgai.typed import typed

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fgai import checks, metrics
 from fgai.attention import model_name
-from fgai.datasets.own import PARTS
 from fgai.divergence import tvd
 from fgai.errors import InputError, collect_warnings, warn
 from fgai.evaluation.reliability import check_sharpness, warning_entries
 from fgai.graph import Graph
+from fgai.graph.fields import PARTS
 from fgai.large.observation import StoredObservation, _NodeBlock
 from fgai.large.stored import StoredGraph
 from fgai.large.streaming import _exact_pass

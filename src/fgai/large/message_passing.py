@@ -32,8 +32,7 @@ from fgai.attention import (
     record,
     unwrapped,
 )
-from fgai.attention.interface import _layout_of, uncompiled
-from fgai.attention.pyg import override
+from fgai.attention.interface import _layout_of, override, uncompiled
 from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.graph import Graph

@@ -65,13 +65,11 @@ class GAT(AttentionModel):
         self.dropout = dropout
         width = hidden_channels * heads
         options: dict[str, Any] = {"score": self.score, "attention_dropout": attention_dropout}
-        self.convs = nn.ModuleList()
-        for index in range(num_layers):
-            size = in_channels if index == 0 else width
-            last = index == num_layers - 1
-            out, count = (width if head == "mlp" else out_channels, 1) if last else (hidden_channels, heads)
-            normed = norm == "layer"
-            self.convs.append(AttentionLayer(size, out, count, concat=not last, input_norm=normed, **options))
+        options["input_norm"] = norm == "layer"
+        *hidden, last = [in_channels, *[width] * (num_layers - 1)]
+        self.convs = nn.ModuleList(AttentionLayer(size, hidden_channels, heads, **options) for size in hidden)
+        out = width if head == "mlp" else out_channels
+        self.convs.append(AttentionLayer(last, out, concat=False, **options))
         self.head = _mlp_head(width, out_channels) if head == "mlp" else None
 
     @classmethod

@@ -110,23 +110,21 @@ class AttentionLayer(TappedLayer):
         self.channels, self.heads, self.concat = channels, heads, concat
         self.slope, self.attention_dropout = slope, attention_dropout
         inner = heads * channels
+        bound = math.sqrt(6.0 / (heads + channels))
+
+        def new_weight() -> nn.Parameter:
+            return nn.Parameter(torch.empty(heads, channels).uniform_(-bound, bound))
+
         self.input_norm = InputNorm(in_channels) if input_norm else None
         self.value = Projection(in_channels, inner, bias=score != "additive")
         if score == "additive":
-            self.source_weight = nn.Parameter(torch.empty(heads, channels))
-            self.destination_weight = nn.Parameter(torch.empty(heads, channels))
-            weights = [self.source_weight, self.destination_weight]
+            self.source_weight, self.destination_weight = new_weight(), new_weight()
         elif score == "dynamic":
             self.right = Projection(in_channels, inner)
-            self.score_weight = nn.Parameter(torch.empty(heads, channels))
-            weights = [self.score_weight]
+            self.score_weight = new_weight()
         else:
             self.query = Projection(in_channels, inner)
             self.key = Projection(in_channels, inner)
-            weights = []
-        for weight in weights:
-            bound = math.sqrt(6.0 / (heads + channels))
-            nn.init.uniform_(weight, -bound, bound)
         self.bias = nn.Parameter(torch.zeros(inner if concat else channels)) if bias else None
 
     def new_limits(self) -> dict[str, Limits]:

@@ -17,12 +17,11 @@ from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
-from fgai.datasets.loader import user_cache
+from fgai.datasets.loader import _undirected_keys, user_cache
 from fgai.errors import FgaiError, InputError
 from fgai.files import read_arrays, write_atomic
 from fgai.graph import Graph
 from fgai.graph.fingerprint import edge_fingerprint
-from fgai.sparse import edge_keys
 
 GAP = 1e-7  # eigenvalues closer than this count as equal
 TIE = 1e-4  # rows whose squared norm is within this relative distance of the largest count as equal
@@ -162,7 +161,7 @@ def _laplacian_encoding(edges: Tensor, num_nodes: int, size: int) -> _Encoding:
     Edges [2, E] are made symmetric; duplicates and loops are dropped. Isolated nodes have zeros. Results are
     cached in memory and, from `ON_DISK` nodes on, in the user's cache folder.
     """
-    keys = _symmetric(edges.cpu())
+    keys = _undirected_keys(edges.cpu()).numpy()
     name = f"{edge_fingerprint(keys, num_nodes)}-{size}-{VERSION}"
     encoding = _memory.pop(name, None)
     if encoding is None and num_nodes < ON_DISK:
@@ -193,13 +192,6 @@ def _with_encoding(graph: Graph, size: int) -> Graph:
         return plain.replace(positional=vectors.to(plain.device), positional_values=values.to(plain.device))
 
     return graph.derived(f"{size} encodings", encoded)
-
-
-def _symmetric(index: Tensor) -> NDArray[np.int64]:
-    """Return the sorted keys of both directions of every edge, each once, without self-loops."""
-    index = index[:, index[0] != index[1]]
-    both = torch.cat([edge_keys(index[0], index[1]), edge_keys(index[1], index[0])])
-    return np.asarray(torch.unique(both).numpy(), dtype=np.int64)
 
 
 def _solve(keys: NDArray[np.int64], num_nodes: int, size: int, seed: int = 0) -> _Encoding:

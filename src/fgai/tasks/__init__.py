@@ -9,14 +9,13 @@ from fgai.tasks.base import (
     get_task,
     register_task,
     task_of,
-    unregister_task,
 )
 from fgai.tasks.batch import POOLINGS, GraphTask, pool
 from fgai.tasks.link import DECODERS, LinkTask, link_logits, negative_pairs
 
 __all__ = [
     "DECODERS", "PARTS", "POOLINGS", "TASKS", "GraphTask", "LinkTask", "NodeTask", "Task", "check_logits",
-    "get_task", "link_logits", "negative_pairs", "pool", "register_task", "task_of", "unregister_task",
+    "get_task", "link_logits", "negative_pairs", "pool", "register_task", "task_of",
 ]  # fmt: skip
 
 for _task in (NodeTask(), LinkTask(), GraphTask()):

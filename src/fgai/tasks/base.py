@@ -207,12 +207,6 @@ def register_task(task: Task) -> Task:
 
 
 @typed
-def unregister_task(name: str) -> None:
-    """Remove a registered task."""
-    del TASKS[get_task(name).name]
-
-
-@typed
 def get_task(name: str) -> Task:
     """Return a task by its name."""
     return TASKS[one_of(name, "task", tuple(TASKS))]

@@ -13,6 +13,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.fields import FILL
 from fgai.sparse import Adjacency
+from fgai.sparse.adjacency import pointers
 from fgai.sparse.valid import LARGEST, check_index
 from fgai.tasks.base import Task, _node_mask
 from fgai.typed import typed
@@ -76,8 +77,7 @@ class GraphTask(Task):
 
     def edge_groups(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
         """[G+1] where the edges of each small graph begin, the nodes of a batch standing graph by graph."""
-        batch = _batch_of(graph)
-        return rowptr[torch.searchsorted(batch, torch.arange(graph.num_graphs + 1, device=batch.device))]
+        return rowptr[pointers(_batch_of(graph), graph.num_graphs)]
 
     def explanation_values(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         """`graphs`: the values of the graphs asked for."""
@@ -134,7 +134,7 @@ def pool(nodes: Tensor, batch: Tensor | None, num_graphs: int, how: str) -> Tens
     if one_of(how, "pooling", POOLINGS) == "mean" and nodes.is_cuda:
         # Sums over sorted rows: the same from run to run, which adding in any order is not.
         ordered, order = torch.sort(batch, stable=True)
-        bounds = torch.searchsorted(ordered, torch.arange(num_graphs + 1, device=batch.device))
+        bounds = pointers(ordered, num_graphs)
         rows = nodes.index_select(0, order)
         total = torch.segment_reduce(rows, "sum", offsets=bounds, initial=0.0, unsafe=True)
         return total / bounds.diff().clamp(min=1)[:, None]

@@ -11,8 +11,9 @@ from torch import Tensor
 from fgai.checks import edge_index, one_of, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.graph.change import both_ways
 from fgai.graph.fields import Links
-from fgai.sparse import edge_keys, key_ends, match_edges
+from fgai.sparse import edge_keys, key_ends
 from fgai.tasks.base import Task
 from fgai.typed import typed
 
@@ -49,10 +50,8 @@ class LinkTask(Task):
             return graph
         links = _links_of(graph)
         validation = links.take(links.rows("val"))
-        pairs = validation.pairs[:, validation.y == 1]
-        both = torch.cat([pairs, pairs.flip(0)], dim=1)
-        _, there = match_edges(torch.unique(edge_keys(both[0], both[1])), graph.keys)
-        return graph.remove(there)[0] if there.numel() else graph
+        edges = both_ways(graph, validation.pairs[:, validation.y == 1])
+        return graph.remove(edges)[0] if edges.numel() else graph
 
     def epoch(self, graph: Graph, generator: torch.Generator) -> Graph:
         """Training links, as many fresh pairs that are none, and the validation pairs."""
