@@ -101,9 +101,7 @@ def _convert(
     labels: Annotated[Path | None, ".npy with the classes [N]."] = None,
     undirected: Annotated[bool, "Also store every edge's reverse."] = False,
     force: Annotated[bool, "Replace an older stored graph."] = False,
-    resume: Annotated[
-        bool, "Continue a stopped run, or discard its files.", typer.Option("--resume/--no-resume")
-    ] = True,
+    resume: Annotated[bool, "Continue a stopped run, or discard its files."] = True,
     root: options.Root = None,
     out: Output,
 ) -> None:

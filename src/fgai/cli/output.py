@@ -75,8 +75,8 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
     traceback. With `--json` the error is also printed as JSON. Arguments of the library that an error names
     are spelled as flags of the command.
 
-    `Annotated[type, "help", "-x"]` declares an option `--name`, or an argument if it comes before `*`. A
-    `typer.Option` or `typer.Argument` in it has whatever else there is to declare.
+    `Annotated[type, "help", "-x"]` declares an option `--name`, also `--no-name` if its default is True, or an
+    argument if it comes before `*`. A `typer.Option` or `typer.Argument` in it declares all else.
     """
     options: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
@@ -89,11 +89,8 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
         else:
             is_argument = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
             options.append(_declare(name, hints[name], parameter.default, is_argument))
-    flags = {
-        option.name: _flag(option.name)
-        for option in options
-        if isinstance(option.annotation.__metadata__[0], OptionInfo)
-    }
+    declared = {option.name: option.annotation.__metadata__[0] for option in options}
+    flags = {name: _flag(name) for name, info in declared.items() if isinstance(info, OptionInfo)}
 
     @functools.wraps(work)
     def guarded(**values: Any) -> None:
@@ -148,7 +145,8 @@ def _declare(name: str, hint: Any, default: Any, is_argument: bool = False) -> i
     if words:
         info.help = words[0]
     if isinstance(info, OptionInfo) and info.default is ...:  # it declares no flags
-        info.param_decls = (_flag(name), *words[1:])
+        flag = _flag(name)
+        info.param_decls = (f"{flag}/--no-{flag[2:]}" if default is True else flag, *words[1:])
     if default is MISSING:
         default = inspect.Parameter.empty
     only = inspect.Parameter.KEYWORD_ONLY

@@ -54,11 +54,7 @@ def report(
     counterfactual: options.Counterfactual = False,
     node_names: Annotated[Path | None, "Text file with one name per node, line by line."] = None,
     class_names: Annotated[Path | None, "Text file with one name per class, line by line."] = None,
-    what_if: Annotated[
-        bool,
-        "Put the graph and the weights into the page, to try changes.",
-        typer.Option("--what-if/--no-what-if"),
-    ] = True,
+    what_if: Annotated[bool, "Put the graph and the weights into the page, to try changes."] = True,
     attacker: options.Attacker,
     own: options.OwnModel,
     out: Output,
