@@ -43,7 +43,7 @@ def _data() -> None:
     """List and describe datasets, and convert graphs that are larger than memory."""
 
 
-def _location_of(name: str, root: Any = None) -> str:
+def _location_of(name: str, root: Path | None) -> str:
     """Return where a dataset's files are: `built in`, a folder, or `to download`."""
     about = datasets.info(name)
     if not about.files:
@@ -191,7 +191,7 @@ def _kernels() -> str:
     """The compiled CPU kernels agree with plain PyTorch on a small forward pass."""
     if numba.config.DISABLE_JIT:
         return "NUMBA_DISABLE_JIT=1: no kernels, the slower reference runs in their place"
-    graph = datasets.planted(seed=1, num_nodes=60, num_classes=3)
+    graph = _small_graph()
     model = untrained_model("GAT", graph).eval()
     with torch.no_grad():
         fast = model(graph)

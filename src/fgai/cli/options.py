@@ -255,6 +255,6 @@ class Retraining(Training):
 
     nodes: Annotated[Count, "Nodes the adversary injects; 60 by default."] = None
     edges: Annotated[Count, "Edges of each of them; 20 by default."] = None
-    check: Annotated[
-        bool, "Attack the result on validation nodes; train once more if it is not stable."
-    ] = True
+    check: Annotated[bool, "Attack the result on validation nodes; train once more if it is not stable."] = (
+        True
+    )

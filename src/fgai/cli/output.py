@@ -11,7 +11,8 @@ import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -75,8 +76,8 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
     traceback. With `--json` the error is also printed as JSON. Arguments of the library that an error names
     are spelled as flags of the command.
 
-    `Annotated[type, "help", "-x"]` declares an option `--name`, also `--no-name` if its default is True, or an
-    argument if it comes before `*`. A `typer.Option` or `typer.Argument` in it declares all else.
+    `Annotated[type, "help", "-x"]` declares an option `--name` (and `--no-name` if its default is True),
+    or an argument if it comes before `*`. A `typer.Option` or `typer.Argument` in it declares all else.
     """
     options: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
@@ -100,12 +101,7 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
         token, words = _notes.set(output.notes), command_words.get()
         facts = {} if words is None else {"command": shlex.join(["fgai", *words])}
         try:
-            with (
-                warnings.catch_warnings(),
-                show_progress(output.progress, output.notes),
-                adding_facts(**facts),
-            ):
-                _show_warnings(output)
+            with _warnings_to(output), show_progress(output.progress, output.notes), adding_facts(**facts):
                 work(**values)
         except typer.Exit:
             raise
@@ -163,10 +159,9 @@ def _fail(output: Output, message: str, kind: str, code: int) -> None:
     raise typer.Exit(code)
 
 
-def _show_warnings(output: Output) -> None:
-    """Print fgai's own warnings in one line each, once, and drop those of other packages."""
-    warnings.simplefilter("ignore")
-    warnings.simplefilter("always", FgaiWarning)
+@contextmanager
+def _warnings_to(output: Output) -> Iterator[None]:
+    """Print fgai's own warnings of the block in one line each, once, and drop those of other packages."""
     shown_before: set[str] = set()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -174,4 +169,8 @@ def _show_warnings(output: Output) -> None:
             shown_before.add(str(message))
             output.warn(str(message))
 
-    warnings.showwarning = show
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", FgaiWarning)
+        warnings.showwarning = show
+        yield
