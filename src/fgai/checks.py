@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
@@ -38,42 +38,39 @@ def one_of(value: S, name: str, options: Sequence[S], *, any_case: bool = False)
     raise InputError(f"`{name}` must be one of {listed}, got {value!r}{hint}")
 
 
-def _is_finite(value: object) -> bool:
-    if isinstance(value, float):
-        return isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
-
-
-def _require(good: bool, value: float, rule: str, remedy: str = "") -> float:
-    if not good:
-        raise InputError(f"{rule}, got {value!r}{f'; {remedy}' if remedy else ''}")
+def _number(
+    value: float, name: str, rule: str, satisfied: Callable[[float], bool], remedy: str = ""
+) -> float:
+    """Return `value` if it is a finite number that satisfies the rule, else raise."""
+    is_int = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
+    if not (is_int or (isinstance(value, float) and isfinite(value))) or not satisfied(value):
+        raise InputError(f"`{name}` must be {rule}, got {value!r}{f'; {remedy}' if remedy else ''}")
     return value
 
 
 def real_number(value: float, name: str) -> float:
     """Return `value` if it is a finite number, else raise."""
-    return _require(_is_finite(value), value, f"`{name}` must be a finite number")
+    return _number(value, name, "a finite number", lambda number: True)
 
 
 def at_least(value: float, name: str, low: float, remedy: str = "") -> float:
     """Return `value` if it is a finite number `>= low`, else raise."""
-    return _require(_is_finite(value) and value >= low, value, f"`{name}` must be at least {low}", remedy)
+    return _number(value, name, f"at least {low}", lambda number: number >= low, remedy)
 
 
 def above(value: float, name: str, low: float) -> float:
     """Return `value` if it is a finite number `> low`, else raise."""
-    return _require(_is_finite(value) and value > low, value, f"`{name}` must be above {low}")
+    return _number(value, name, f"above {low}", lambda number: number > low)
 
 
 def fraction(value: float, name: str, remedy: str = "") -> float:
     """Return `value` if it is a number between 0 and 1, else raise."""
-    good = _is_finite(value) and 0 <= value <= 1
-    return _require(good, value, f"`{name}` must be between 0 and 1", remedy)
+    return _number(value, name, "between 0 and 1", lambda number: 0 <= number <= 1, remedy)
 
 
 def rate(value: float, name: str = "dropout") -> float:
     """Return `value` if it is a number in [0, 1), e.g. a rate of dropout, else raise."""
-    return _require(_is_finite(value) and 0 <= value < 1, value, f"`{name}` must be at least 0 and below 1")
+    return _number(value, name, "at least 0 and below 1", lambda number: 0 <= number < 1)
 
 
 def whole(value: int, name: str, low: int = 0, high: int | None = None) -> int:

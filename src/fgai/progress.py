@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,10 +34,6 @@ class Bar:
         self.done += steps
         self.note = self.note if note is None else note
         _show()
-
-    def set_note(self, note: str) -> None:
-        """Show a note."""
-        self.advance(0, note)
 
 
 _stages: ContextVar[tuple[Bar, ...]] = ContextVar("stages", default=())
@@ -104,7 +101,7 @@ class _Display:
             self.stop()
             return
         if self._bar is None:
-            self._bar = _bar(self._console)
+            self._bar = _progress_line(self._console)
             self._bar.start()
         inner = stages[-1]
         if inner is not self._stage:
@@ -161,24 +158,21 @@ class _Lines(_Display):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _bar(console: Console) -> Progress:
+def _progress_line(console: Console) -> Progress:
     """Return the progress line; where it is too wide, the note is cut first, then the label."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
+    from rich import progress
     from rich.table import Column
 
-    def column(**options: Any) -> Column:
-        return Column(no_wrap=True, overflow="ellipsis", **options)
-
+    column = partial(Column, no_wrap=True, overflow="ellipsis")
     columns = (
-        TextColumn("{task.description}", markup=False, table_column=column()),
-        BarColumn(8 if console.width < 80 else 24, table_column=column()),
-        MofNCompleteColumn(table_column=column()),
-        TimeRemainingColumn(compact=True, table_column=column(min_width=5)),
-        TextColumn("{task.fields[note]}", markup=False, table_column=column(ratio=1)),
+        progress.TextColumn("{task.description}", markup=False, table_column=column()),
+        progress.BarColumn(8 if console.width < 80 else 24, table_column=column()),
+        progress.MofNCompleteColumn(table_column=column()),
+        progress.TimeRemainingColumn(compact=True, table_column=column(min_width=5)),
+        progress.TextColumn("{task.fields[note]}", markup=False, table_column=column(ratio=1)),
     )
     options: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}  # results go elsewhere
-    return RichProgress(*columns, console=console, transient=True, expand=True, **options)
+    return progress.Progress(*columns, console=console, transient=True, expand=True, **options)
 
 
 def _show() -> None:

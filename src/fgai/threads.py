@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -15,11 +15,9 @@ T = TypeVar("T")
 _LOCK = threading.RLock()
 
 
-@contextmanager
-def exclusive() -> Iterator[None]:
-    """Run the block while no other thread runs such a block; blocks of one thread may be nested."""
-    with _LOCK:
-        yield
+def exclusive() -> AbstractContextManager[object]:
+    """Return a context that no two threads are in at a time; blocks of one thread may be nested."""
+    return _LOCK
 
 
 @contextmanager

@@ -152,7 +152,7 @@ class Judge:
 
     def announce(self, step: str) -> None:
         """Announce the next step in a few words."""
-        current_stage().set_note(step)
+        current_stage().advance(0, step)
         if self.on_step is not None:
             self.on_step(step)
 

@@ -43,7 +43,7 @@ def _data() -> None:
     """List and describe datasets, and convert graphs that are larger than memory."""
 
 
-def _location_of(name: str, root: Any = None) -> str:
+def _location_of(name: str, root: Path | None) -> str:
     """Return where a dataset's files are: `built in`, a folder, or `to download`."""
     about = datasets.info(name)
     if not about.files:
@@ -101,9 +101,7 @@ def _convert(
     labels: Annotated[Path | None, ".npy with the classes [N]."] = None,
     undirected: Annotated[bool, "Also store every edge's reverse."] = False,
     force: Annotated[bool, "Replace an older stored graph."] = False,
-    resume: Annotated[
-        bool, "Continue a stopped run, or discard its files.", typer.Option("--resume/--no-resume")
-    ] = True,
+    resume: Annotated[bool, "Continue a stopped run, or discard its files."] = True,
     root: options.Root = None,
     out: Output,
 ) -> None:
@@ -193,7 +191,7 @@ def _kernels() -> str:
     """The compiled CPU kernels agree with plain PyTorch on a small forward pass."""
     if numba.config.DISABLE_JIT:
         return "NUMBA_DISABLE_JIT=1: no kernels, the slower reference runs in their place"
-    graph = datasets.planted(seed=1, num_nodes=60, num_classes=3)
+    graph = _small_graph()
     model = untrained_model("GAT", graph).eval()
     with torch.no_grad():
         fast = model(graph)

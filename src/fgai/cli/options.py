@@ -182,20 +182,15 @@ class Attacker:
 class Evaluation(Attacker):
     """A threat, the slow parts of an evaluation, and how much of it is stored and printed."""
 
-    curves: Annotated[
-        bool, "Remove edges by rank and measure F-slopes; slower.", typer.Option("--curves/--no-curves")
-    ] = True
-    nulls: Annotated[
-        bool, "Also measure random and uniform attention; slower.", typer.Option("--nulls/--no-nulls")
-    ] = True
+    curves: Annotated[bool, "Remove edges by rank and measure F-slopes; slower."] = True
+    nulls: Annotated[bool, "Also measure random and uniform attention; slower."] = True
     per_node: Annotated[bool, "Keep the values of every node in the record."] = False
     all_: All = False
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Arguments of `fgai.evaluate` besides models and threat."""
-        parts = {"curves": self.curves, "nulls": self.nulls, "per_node": self.per_node}
-        return {"k": self.k, "seed": self.seed, **parts}
+        return {name: getattr(self, name) for name in ("k", "seed", "curves", "nulls", "per_node")}
 
 
 @dataclass(frozen=True)
@@ -260,8 +255,6 @@ class Retraining(Training):
 
     nodes: Annotated[Count, "Nodes the adversary injects; 60 by default."] = None
     edges: Annotated[Count, "Edges of each of them; 20 by default."] = None
-    check: Annotated[
-        bool,
-        "Attack the result on validation nodes; train once more if it is not stable.",
-        typer.Option("--check/--no-check"),
-    ] = True
+    check: Annotated[bool, "Attack the result on validation nodes; train once more if it is not stable."] = (
+        True
+    )

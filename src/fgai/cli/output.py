@@ -11,7 +11,8 @@ import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -75,8 +76,8 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
     traceback. With `--json` the error is also printed as JSON. Arguments of the library that an error names
     are spelled as flags of the command.
 
-    `Annotated[type, "help", "-x"]` declares an option `--name`, or an argument if it comes before `*`. A
-    `typer.Option` or `typer.Argument` in it has whatever else there is to declare.
+    `Annotated[type, "help", "-x"]` declares an option `--name` (and `--no-name` if its default is True),
+    or an argument if it comes before `*`. A `typer.Option` or `typer.Argument` in it declares all else.
     """
     options: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
@@ -89,11 +90,8 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
         else:
             is_argument = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
             options.append(_declare(name, hints[name], parameter.default, is_argument))
-    flags = {
-        option.name: _flag(option.name)
-        for option in options
-        if isinstance(option.annotation.__metadata__[0], OptionInfo)
-    }
+    declared = {option.name: option.annotation.__metadata__[0] for option in options}
+    flags = {name: _flag(name) for name, info in declared.items() if isinstance(info, OptionInfo)}
 
     @functools.wraps(work)
     def guarded(**values: Any) -> None:
@@ -103,12 +101,7 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
         token, words = _notes.set(output.notes), command_words.get()
         facts = {} if words is None else {"command": shlex.join(["fgai", *words])}
         try:
-            with (
-                warnings.catch_warnings(),
-                show_progress(output.progress, output.notes),
-                adding_facts(**facts),
-            ):
-                _show_warnings(output)
+            with _warnings_to(output), show_progress(output.progress, output.notes), adding_facts(**facts):
                 work(**values)
         except typer.Exit:
             raise
@@ -148,7 +141,8 @@ def _declare(name: str, hint: Any, default: Any, is_argument: bool = False) -> i
     if words:
         info.help = words[0]
     if isinstance(info, OptionInfo) and info.default is ...:  # it declares no flags
-        info.param_decls = (_flag(name), *words[1:])
+        flag = _flag(name)
+        info.param_decls = (f"{flag}/--no-{flag[2:]}" if default is True else flag, *words[1:])
     if default is MISSING:
         default = inspect.Parameter.empty
     only = inspect.Parameter.KEYWORD_ONLY
@@ -165,10 +159,9 @@ def _fail(output: Output, message: str, kind: str, code: int) -> None:
     raise typer.Exit(code)
 
 
-def _show_warnings(output: Output) -> None:
-    """Print fgai's own warnings in one line each, once, and drop those of other packages."""
-    warnings.simplefilter("ignore")
-    warnings.simplefilter("always", FgaiWarning)
+@contextmanager
+def _warnings_to(output: Output) -> Iterator[None]:
+    """Print fgai's own warnings of the block in one line each, once, and drop those of other packages."""
     shown_before: set[str] = set()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -176,4 +169,8 @@ def _show_warnings(output: Output) -> None:
             shown_before.add(str(message))
             output.warn(str(message))
 
-    warnings.showwarning = show
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", FgaiWarning)
+        warnings.showwarning = show
+        yield

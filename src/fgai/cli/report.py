@@ -54,11 +54,7 @@ def report(
     counterfactual: options.Counterfactual = False,
     node_names: Annotated[Path | None, "Text file with one name per node, line by line."] = None,
     class_names: Annotated[Path | None, "Text file with one name per class, line by line."] = None,
-    what_if: Annotated[
-        bool,
-        "Put the graph and the weights into the page, to try changes.",
-        typer.Option("--what-if/--no-what-if"),
-    ] = True,
+    what_if: Annotated[bool, "Put the graph and the weights into the page, to try changes."] = True,
     attacker: options.Attacker,
     own: options.OwnModel,
     out: Output,
@@ -364,8 +360,7 @@ def demo(
     out.say("3/4  attacking both with the same budget, measuring and certifying")
     comparison, certificates, attacks = measure(models, graph, k=K, seed=seed)
     out.say("4/4  drawing")
-    again = ["fgai", "demo", "--data", data, "--model", model, "--seed", str(seed)]
-    again += [] if epochs is None else ["--epochs", str(epochs)]
+    again = _line("fgai", "demo", flags={"data": data, "model": model, "seed": seed, "epochs": epochs})
     report = reports.make_report(
         comparison,
         models=models,
@@ -373,7 +368,7 @@ def demo(
         certificates=certificates,
         injections=certify_injections(models, graph, K),
         attacks=attacks,
-        reproduce=[shlex.join(again)],
+        reproduce=[again],
     )
     node = int((report.explorer or {})["nodes"]["id"][0])
     comparison.save(folder / "comparison.json")

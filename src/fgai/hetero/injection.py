@@ -156,28 +156,22 @@ def _stability(
     clean, attacked = before.attention.heads("mean"), after.attention.heads("mean")
     touched, count = touched_rows(clean, attacked), clean[0].num_nodes
     compared = metrics.AttentionPair(clean, attacked, k, touched)
-    shifts, masses = [], []
-    for pair, layer, rows in zip(compared.layers, attacked, touched, strict=True):
+    overlaps = overlap_layers(compared)["overlap_touched"]
+    by_layer = []
+    for pair, layer, rows, overlap in zip(compared.layers, attacked, touched, overlaps, strict=True):
         shift = row_tvd(pair.before.double(), pair.after.double(), pair.rowptr)
-        shifts.append(metrics.mean_over(torch.where(pair.rowptr.diff() > 0, shift, torch.nan), rows))
+        chance = metrics.overlap_chance(pair.rowptr, k, nodes=rows)
+        tvd = metrics.mean_over(torch.where(pair.rowptr.diff() > 0, shift, torch.nan), rows)
         old = torch.arange(layer.num_nodes, device=layer.values.device) < count
-        new = layer.source >= count
-        masses.append(metrics.intruder_mass(layer.values[:, 0], new, layer.rowptr, nodes=old))
-    by_entry = {
-        "overlap": overlap_layers(compared)["overlap_touched"],
-        "chance": [
-            metrics.overlap_chance(p.rowptr, k, nodes=n)
-            for p, n in zip(compared.layers, touched, strict=True)
-        ],
-        "tvd": shifts,
-        "g_jsd": [metrics.g_jsd(pair.before, pair.after) for pair in compared.layers],
-        "new": masses,
-    }
+        mass = metrics.intruder_mass(layer.values[:, 0], layer.source >= count, layer.rowptr, nodes=old)
+        by_layer.append((overlap, chance, tvd, metrics.g_jsd(pair.before, pair.after), mass))
     stability = {}
     for kind in kinds:
-        own = [index for index, layer in enumerate(clean) if layer.edge_type == kind]
-        means = {name: [values[index] for index in own] for name, values in by_entry.items()}
-        stability[kind] = {name: metrics.mean_of_defined(values) for name, values in means.items()}
+        own = [values for values, layer in zip(by_layer, clean, strict=True) if layer.edge_type == kind]
+        stability[kind] = {
+            name: metrics.mean_of_defined(values[column] for values in own)
+            for column, name in enumerate(("overlap", "chance", "tvd", "g_jsd", "new"))
+        }
     return stability
 
 

@@ -65,11 +65,6 @@ class HeteroLayout:
         """All nodes but injected ones."""
         return sum(self.counts.values())
 
-    @property
-    def peers(self) -> tuple[int, int] | None:
-        """The range of nodes with the type of injected ones, see `Graph.peers`."""
-        return None if self.injected is None else self._range(self.injected[0])
-
     def _range(self, node_type: str) -> tuple[int, int]:
         first = self.offsets[node_type]
         return first, first + self.counts[node_type]

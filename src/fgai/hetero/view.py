@@ -103,7 +103,8 @@ class HeteroView:
             types[torch.searchsorted(distinct, own), column] = True
         edges, fields = torch.stack(key_ends(distinct)), self._labels()
         graph = Graph.from_edges(edges, layout.num_nodes, features, edge_attr=types, name=name, **fields)
-        return graph.replace(peers=layout.peers)
+        peers = None if layout.injected is None else layout._range(layout.injected[0])
+        return graph.replace(peers=peers)
 
     def _labels(self) -> dict[str, Any]:
         """Labels and masks of the target as those of all nodes."""
@@ -128,8 +129,7 @@ def _find_target(data: HeteroData, target: str | None, injected: EdgeType | None
         if injected is None:
             return labelled[0] if len(labelled) == 1 else None
         target = injected[2]
-    if target not in data.node_types:
-        raise InputError(f"`target` must be one of {', '.join(data.node_types)}, got {target!r}")
+    checks.one_of(target, "target", data.node_types)
     if injected is not None and injected[2] != target:
         text = f"new edges must end at nodes of the target {target!r}, and {injected} ends at {injected[2]!r}"
         raise InputError(f"{text}; use another `edge_type`")
