@@ -27,7 +27,7 @@ SLACK = 1e-6  # rounding that a check of a box forgives, as a share of half the 
 class Box:
     """An interval for every feature [F]; `low, high = box` unpacks it.
 
-    A search moves points in [-1, 1], the ends of the interval, so that a feature's unit does not matter.
+    A search moves points in [-1, 1], where ±1 are the ends, so that a feature's unit does not matter.
     """
 
     low: Tensor
@@ -196,7 +196,7 @@ class Budget:
     def target_nodes(self, graph: Graph) -> Tensor:
         """Return the nodes that may be joined or changed: of the targets, or at the ends of target links.
 
-        `BudgetError` if there are none, fewer than the edges of one new node, or far more new nodes.
+        `BudgetError` if there are none, fewer than the edges of one new node, or too many new nodes.
         """
         if self.nodes > max(MOST_NODES, graph.num_nodes):
             raise BudgetError(

@@ -23,9 +23,9 @@ from fgai.objectives import Clean, Objective
 from fgai.typed import typed
 
 SOURCES = 12  # real nodes that a new one may be made of
-COPY_LOGIT = 4.0  # log-weight at which a climb begins of the node it copies; 0 of the others
+COPY_LOGIT = 4.0  # first log-weight of the copied node; 0 for the others
 CLIMBS = {"from equal parts": "margin", "from copies": "margin", "from mixtures": "reach"}  # loss of each
-BATCHES = 5  # the new nodes come in, as in the original (a fifth each)
+BATCHES = 5  # of new nodes, a fifth each, as in the original
 SMOOTH = 4.0  # cross-entropy, in nats, from which a node counts as misclassified and has no gradient
 SINE = _Space(lambda angle, box: box.features(torch.sin(angle)))
 

@@ -102,7 +102,7 @@ _ALL = (
         "strong",
         PGDInjection,
         Budget(**LARGE[0], **SIGN_50, restarts=3),
-        "60 nodes × 40 edges, 3 × 50 signed steps: history",
+        "60 nodes × 40 edges, 3 × 50 signed steps: for old results",
         Budget(**LARGE[1], **SIGN_50, restarts=3),
         weak="signed steps alone, a weak search",
     ),
@@ -152,7 +152,9 @@ _ALL = (
         "20 nodes × 20 edges where the graph is weakest, in five batches",
     ),
     _injection(
-        "values", ValueInjection, " that say anything limits allow, whatever the features: models with limits"
+        "values",
+        ValueInjection,
+        " with any values that limits allow, whatever the features: models with limits",
     ),
 )
 THREATS = {threat.name: threat for threat in _ALL}

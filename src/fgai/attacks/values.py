@@ -43,9 +43,9 @@ class ValueInjection(_DamageAttack):
 
     Behind limits all that attention reads of a new node is a point in that box, so the damage at the worst
     point bounds every attack by features, with any feature box, at the same endpoints (of GAT and GATv2; a GT
-    also passes features on beside attention, and those stay). The search may miss that point, but is never
-    weaker than `feature_attack`, by default the ensemble at the seed's endpoints, from whose result it
-    starts. `steps` of the budget, where not 0, are those of each climb.
+    also passes features on beside attention, and those stay as they are). The search may miss that point, but
+    is never weaker than `feature_attack`, by default the ensemble at the seed's endpoints, from whose result
+    it starts. `steps` of the budget, where not 0, are those of each climb.
     """
 
     name = "value-injection"

@@ -1,4 +1,4 @@
-"""Certificates: what no perturbation of a layer's attention within a radius can do to a node."""
+"""Certificates: what provably stays when attention moves or nodes are injected."""
 
 from fgai.certificates.attention import certify_attention
 from fgai.certificates.budget import BUDGET_PROMISE, BUDGETS, BudgetCertificate, certify_budget

@@ -112,7 +112,7 @@ def certify_radii(
 ) -> list[CertificateRecord]:
     """Return a record per radius from one pass of each model; `settings` are fields of the records.
 
-    Only `complete` ones have hidden layers' further class radii and the top-k bound while heads move.
+    Only `complete` ones have all class radii of hidden layers and the top-k bound while heads move.
     """
     for radius in radii:
         at_least(radius, "radius", 0.0, "radius 0 is the attention itself")

@@ -43,7 +43,7 @@ SLACK = 1e-9  # rounding of sums in float64, relative
 GAP, LEAST_GAP = 1e-3, 0.25  # distance from the optimum at which the search ends: relative, and in nodes
 STEPS, GAP_EVERY = 4000, 50  # steps at most, and steps between two computations of the gap
 HALVINGS = 50
-OWN = (0, 1, 2, 3, 5)  # new neighbours of the node itself, a above, for which rows are computed
+OWN = (0, 1, 2, 3, 5)  # new neighbours of the node itself for which rows are computed
 PIECES = 4  # pieces of the interval of a destination's score
 COUNT_ROUNDING = 1e-6  # rounding of a number of nodes
 
@@ -59,9 +59,9 @@ class BudgetCertificate(_Certificate):
         budgets: `nodes`, `edges` of each, `changed` (most counted nodes that can change at once) and `right`
             (fewest counted nodes that stay right; None without labels); both None where nothing is known.
         counted: bool [N], the nodes that count.
-        edge_radius: int64 [N], no such number of injected edges, or fewer, changes a counted node's class,
-            wherever they go; at most the largest number of new nodes. -1 where nothing is known.
-        classes: int64 [N], that class; -1 where nothing is known.
+        edge_radius: int64 [N], up to this many injected edges, wherever they go, cannot change a counted
+            node's class; at most the largest number of new nodes. -1 where nothing is known.
+        classes: int64 [N], the predicted class; -1 where nothing is known.
         reason: why nothing is certified, or the method.
         known: whether a bound could be computed at all.
     """

@@ -272,9 +272,9 @@ def certify_injection(
     The model is a GAT or GATv2 behind limits, or a user's of PyG's `GATConv` or `GATv2Conv` in a row, with
     activations, batch norm, linear layers and dropout between and after them. Of others only the first
     layer's ranking is certified, if their class declares `Capabilities`. A node gains at most t =
-    `neighbours` injected ones: with `where="any"` every node of the graph may, with `"direct"` the certified
-    node alone does, which with more than two layers gets the bound for `any`. Explanations are of size k.
-    Raises `InputError` for an argument out of range.
+    `neighbours` injected ones: with `where="any"` every node of the graph may, with `"direct"` only the
+    certified one (models of more than two layers get the bound of `any`). Explanations are of size k. Raises
+    `InputError` for an argument out of range.
 
     Example:
         >>> import fgai

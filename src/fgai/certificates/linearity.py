@@ -1,8 +1,8 @@
 """Is the output linear in a tensor? Tracked through a forward pass, operation by operation.
 
 It is if all operations on tracked tensors are sums, products with something untracked, and moves of numbers,
-and none reads a number out. Those out of sight, as in another thread, change constants in a second run from
-another start (`_changed_constant`).
+and none reads a number out. Operations that are not tracked, as in another thread, show as constants that
+change in a second run from another start (`_changed_constant`).
 """
 
 from __future__ import annotations

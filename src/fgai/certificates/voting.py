@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MOST_GROUPS = 100_000
 VOTING_PROMISE = (
     "Certified: so many injected nodes, with any features and any wiring, leave the class of the majority"
-    " as it is, and this share of the groups of neighbours that explain it."
+    " as it is, and at least this share of the top groups of neighbours."
 )
 PROBES = ((1, 1.0), (3, 1e6))  # number of new nodes in each test of locality, and the size of their features
 PROBE_NEIGHBOURS = 16  # largest number of neighbours of each
@@ -51,7 +51,7 @@ class VotingCertificate(_Certificate):
     Attributes:
         votes: int64 [N, C].
         classes: int64 [N], the class with most votes; ties go to the smaller one.
-        node_radius: int64 [N], no such number of injected nodes, or fewer, changes it.
+        node_radius: int64 [N], up to this many injected nodes cannot change it.
         scores: float32 [N, T], change of that class's margin by a group's neighbours; NaN where it has none.
         group: int64 [N], of each node.
     """

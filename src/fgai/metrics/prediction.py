@@ -17,7 +17,7 @@ from fgai.tasks import get_task, task_of
 from fgai.typed import typed
 
 MOST_CLASSES = 10_000_000
-"""Classes that are counted one by one."""
+"""`recall` rejects class indices from here on: it counts each class."""
 
 
 def _shown(
@@ -75,7 +75,7 @@ def f1(prediction: Tensor, target: Tensor) -> float:
     chance=lambda target: 1 / len(target.unique()),
 )
 def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
-    """Mean of the recalls of the classes that occur in `target`: 1/C if one class of C is always named."""
+    """Mean of the recalls of the classes that occur in `target`: 1/C if one class of C is always predicted."""
     return float(recall(prediction, target).nanmean())
 
 
@@ -195,7 +195,7 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
     """Return the scores of a task by name, each in [0, 1]; NaN where undefined.
 
         node   micro-F1, balanced accuracy, macro-F1
-        link   ROC-AUC and average precision of the link's logit minus the other
+        link   ROC-AUC and average precision of the logit of a link minus that of no link
         graph  accuracy, and ROC-AUC (two classes: of the second; more: mean of one against the rest)
 
     Example:

@@ -78,7 +78,7 @@ def _item_overlaps(views: Views, pair: AttentionPair, *, chance: bool = False) -
     """Top-k overlap of the explanations of links or graphs, by kind and layer; NaN where nothing counts.
 
     link   the mean of the overlaps at both ends with more than k neighbours (their edges are disjoint);
-           `links` and `pairs` that are none apart
+           of `links`, and of `pairs` that are no links
     graph  the k edges of a small graph with the largest attention relative to uniform, `w_ij · degree_i`,
            over graphs with more than k edges. Without the degree, edges into leaves would always win
 
@@ -216,7 +216,7 @@ def _lost(views: Views) -> dict[str, Any]:
     measure=_lost,
 )
 def lost(kept: float) -> float:
-    """Share of the top-k that touched nodes lose, by the endpoints of the attack: 1 - overlap."""
+    """Share of the top-k that touched nodes lose, for each endpoint rule of the attack: 1 - overlap."""
     return 1 - kept
 
 
@@ -274,7 +274,7 @@ ROUNDING = 1e-6
 
 @typed
 def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
-    """Share of nodes with more than k neighbours whose top-k is cut within `ROUNDING`; NaN of none."""
+    """Share of nodes with more than k neighbours whose k-th and next value tie within `ROUNDING`; NaN of none."""
     topk.check_k(k)
     _check_attention(w, rowptr)
     w = w.detach().double()

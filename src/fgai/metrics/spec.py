@@ -25,7 +25,7 @@ SECTIONS = ("prediction", "explanation", "fidelity")
 @typed
 @dataclass(frozen=True)
 class Quantity(Column):
-    """The column of one number of records, which stands there at a dotted path."""
+    """The column of a table for one number, at a dotted path of each record."""
 
     path: str = ""
 
@@ -87,7 +87,7 @@ class MetricSpec:
         shown: the numbers that tables and report show; by default all of them.
         measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, ...); metrics
             may share one. None for scores, which a task names.
-        null: likewise for a null row (`views.null`). It has one attack, so of values by attack only those
+        null: likewise with uniform or random attention (`views.null`). It has one attack, so of values by attack only those
             under `prediction` are kept. An empty mapping leaves the row out.
         chance: what guessing gets, stored at `<path>.chance`: from labels [T] to a number for a score, else
             from the `Views` to a number or `views.by_layer(...)`, or to a mapping of these by dotted path if
@@ -235,7 +235,7 @@ def null_path(path: str) -> str:
 def shown_numbers(records: Iterable[Mapping[str, Any]], table: str | None = None) -> list[Shown]:
     """Return the numbers that metrics show, in the order of their declaration.
 
-    Of a metric that declares none these are all its numbers in any of the records (their metrics); of values
+    Of a metric that declares none these are all its numbers in `records` (each the metrics of one); of values
     per layer, their mean, `all`. Of the `table` "prediction" or "explanation" those under the attack on
     predictions come first; without one, numbers that only the report shows are among them.
     """

@@ -26,7 +26,7 @@ class _LayerPair(NamedTuple):
     after: Tensor
     rowptr: Tensor  # [N + 1]
     ranks: tuple[Tensor, Tensor]  # by which neighbours are ranked; see `LayerAttention.ranking`
-    shown: tuple[Tensor, Tensor]  # the heads' geometric mean, which compares between nodes
+    shown: tuple[Tensor, Tensor]  # geometric mean over heads, comparable across nodes
 
 
 @typed
@@ -68,7 +68,9 @@ class AttackViews:
     worst: View  # under the strongest change, where predictions are scored
     shared: View  # at endpoints that all models share, where explanations are compared; else `worst`
     by_rule: Mapping[str, View] = field(default_factory=dict)  # for each rule that all models share
-    damage: Mapping[str, float] = field(default_factory=dict)  # most by rule, where several were tried
+    damage: Mapping[str, float] = field(
+        default_factory=dict
+    )  # largest of each endpoint rule, where several were tried
 
 
 @typed

@@ -57,13 +57,14 @@ class ClipCount:
 def limit(
     model: M, data: Any, clip_share: float | str = 0.02, *, shrink: float = 0.4, nodes: Tensor | None = None
 ) -> M:
-    """Return a copy of a trained model whose attention layers clip values that no node of `data` has.
+    """Return a copy of a trained model whose attention layers clip values outside the usual range on `data`.
 
-    The values and both sides of the score are limited to those on the graph: each channel to a range, each
-    vector to a largest norm. An injected node then contributes no more than an ordinary node could. With the
-    defaults the model keeps about .77 to .96 of its top 5 neighbours and .2 to .8 of its sharpness;
-    `make_faithful` restores them. With `clip_share=0, shrink=0` the model is unchanged on that graph, and
-    attacks are limited less. The copy is in eval mode; `count_clipped(model, data)` counts what it clips.
+    The values and both inputs of the score (source, destination) are limited to those on the graph: each
+    channel to a range, each vector to a largest norm. An injected node then contributes no more than an
+    ordinary node could. With the defaults the model keeps about .77 to .96 of its top 5 neighbours and .2 to
+    .8 of its sharpness; `make_faithful` restores them. With `clip_share=0, shrink=0` the model is unchanged
+    on that graph, and attacks are limited less. The copy is in eval mode; `count_clipped(model, data)` counts
+    what it clips.
 
     Args:
         model: trained; fgai's, or any PyG model built from GATConv, GATv2Conv, TransformerConv or

@@ -23,7 +23,7 @@ from fgai.typed import typed
 
 @dataclass(frozen=True)
 class Draws:
-    """The random draws of an epoch. `kind` names the captured step they belong to: it fixes their shapes."""
+    """The random draws of an epoch. `kind` names the captured step they belong to; its shapes are fixed."""
 
     kind: str
     tensors: dict[str, Tensor] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class VanillaOutputs:
     """Outputs of the vanilla model on the clean graph: N nodes, or seeds of a mini-batch, and E edges."""
 
     logits: Tensor  # [N, C]
-    classes: Tensor  # predicted class of each node, in a mini-batch of all its nodes
+    classes: Tensor  # predicted classes; in a mini-batch those of all its nodes, not of seeds alone
     layers: tuple[LayerAttention, ...]  # on all edges, also in a mini-batch
     attention: list[Tensor]  # per layer [E], averaged over heads
     ranking: list[Tensor]  # per layer [E], larger for neighbours that explain more
@@ -228,7 +228,7 @@ def term(
     """Declare a loss term of `make_faithful(..., terms=[...])`; a decorator.
 
     It is computed `on` the `clean` graph, or the `attacked` one with injected nodes. One with the name of a
-    built-in term replaces it, with the weight of that setting. Terms that read `context.attacked_attention`
+    built-in term replaces it; `FaithfulSettings` has its weight. Terms that read `context.attacked_attention`
     need `needs_attention=True`, those that read `context.explanations` need `needs_explanation=True`. A clean
     term with `own_pass` runs the model itself; it is back-propagated separately to save memory.
 
@@ -308,13 +308,13 @@ def _kl_divergence(reference: Tensor, logits: Tensor) -> Tensor:
 
 @term(on="clean")
 def closeness(context: StepContext) -> Tensor:
-    """KL(vanilla ‖ faithful) of the predicted classes, averaged over rows."""
+    """KL(vanilla ‖ faithful) of the class probabilities, averaged over rows."""
     return _kl_divergence(context.vanilla_outputs.logits, context.logits)
 
 
 @term(on="clean", needs_explanation=True)
 def similarity(context: StepContext) -> Tensor:
-    """Distance to the vanilla model's attention, and how far its top-k neighbours are below the top-k.
+    """Distance to the vanilla model's attention, and how far its top-k fall below the model's own.
 
     Σ over layers of mean over nodes of `½ Σ_j |w_j − w̃_j| / contrast`, plus mean over nodes with more than k
     neighbours of `(1/k) Σ_{j in T} relu(θ − ā_j) / θ`. T is the vanilla top-k, ā the explanation, θ its k-th
@@ -380,7 +380,7 @@ sharpness = Term("sharpness", _flatness_loss, on="clean", weight=1.0)
 
 @term(on="attacked")
 def prediction_stability(context: StepContext) -> Tensor:
-    """KL(clean ‖ attacked) of the predicted classes, mean over rows in reach; clean logits are detached."""
+    """KL(clean ‖ attacked) of the class probabilities, mean over rows in reach; clean logits are detached."""
     assert context.attacked_logits is not None and context.reach is not None
     return _kl_divergence(context.logits, context.attacked_logits) / context.reach.predictions
 
