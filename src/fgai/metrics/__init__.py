@@ -6,8 +6,8 @@ themselves, and metrics from outside are declared the same way.
 `w` and `w_other` hold one value per edge, [E], on matched edges in one order, with `rowptr` [N+1]:
 heads averaged for distances, `LayerAttention.ranking` for rankings. `k` is the number of neighbours in an
 explanation; `nodes`, bool [N] or indices, restricts a mean. `y` and `y_other` are logits [N, C] before and
-after, `prediction` logits or class indices [N], `target` class indices [N], -1 where unknown. Nearly all return
-a Python float; what does not fit raises `InputError`.
+after, `prediction` logits or class indices [N], `target` class indices [N], -1 where unknown. Most return a
+Python float; what does not fit raises `InputError`.
 """
 
 from importlib import import_module

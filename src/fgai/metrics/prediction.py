@@ -75,7 +75,7 @@ def f1(prediction: Tensor, target: Tensor) -> float:
     chance=lambda target: 1 / len(target.unique()),
 )
 def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
-    """Mean of the recalls of the classes that occur in `target`: 1/C if one class of C is always predicted."""
+    """Mean recall of the classes that occur in `target`: 1/C if one class of C is always predicted."""
     return float(recall(prediction, target).nanmean())
 
 

@@ -274,7 +274,7 @@ ROUNDING = 1e-6
 
 @typed
 def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
-    """Share of nodes with more than k neighbours whose k-th and next value tie within `ROUNDING`; NaN of none."""
+    """Share of nodes with more than k neighbours whose k-th and next value tie (`ROUNDING`); NaN of none."""
     topk.check_k(k)
     _check_attention(w, rowptr)
     w = w.detach().double()

@@ -87,8 +87,8 @@ class MetricSpec:
         shown: the numbers that tables and report show; by default all of them.
         measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, ...); metrics
             may share one. None for scores, which a task names.
-        null: likewise with uniform or random attention (`views.null`). It has one attack, so of values by attack only those
-            under `prediction` are kept. An empty mapping leaves the row out.
+        null: likewise with uniform or random attention (`views.null`). It has one attack, so of values by
+            attack only those under `prediction` are kept. An empty mapping leaves the row out.
         chance: what guessing gets, stored at `<path>.chance`: from labels [T] to a number for a score, else
             from the `Views` to a number or `views.by_layer(...)`, or to a mapping of these by dotted path if
             there are several paths or `*`.
