@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_of_tables_holds_the_graph_with_its_names(folder: Path) -> None:
     graph, data = fgai.load_graph(folder / "graph"), own.own_data()
     assert graph.name == "graph" and graph.class_names == CLASSES
-    assert graph.node_names is not None and graph.node_names[7] == "n<7>" and graph.number_of("n<7>") == 7
+    assert graph.node_names is not None and graph.node_names[7] == "n<7>" and graph.node_index("n<7>") == 7
     assert torch.equal(graph.y, data.y) and torch.equal(graph.test_mask, data.test_mask)
     assert graph.edge_attr.shape == data.edge_attr.shape
 

@@ -269,7 +269,7 @@ def test_a_folder_of_tables_with_names_is_converted() -> None:
     assert stored.name == "shop" and stored.fingerprint == fingerprint(read)
     stored.verify()
     for graph in (stored.load(), stored.nodes(0), load_dataset("stored")):
-        assert graph.node_names == read.node_names == ("a", "b", "c") and graph.number_of("b") == 1
+        assert graph.node_names == read.node_names == ("a", "b", "c") and graph.node_index("b") == 1
         assert graph.class_names == read.class_names == ("fraud", "ok")
     Path("stored/names.json").write_text('{"node_names": ["b", "a", "c"]}')
     with pytest.raises(DataError, match=r"names\.json is damaged"):

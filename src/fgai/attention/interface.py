@@ -36,7 +36,7 @@ Tap = Callable[..., Tensor]
 An adapter calls it once per run of its layer with the attention [E, H] after the softmax and before dropout,
 not detached; the layer must use the [E, H] it returns. Edges [E] int64 come in any order, also parallel ones;
 `num_nodes` is N, or the counts of sources and destinations. `adjacency`: the same edges in this order, as an
-`Adjacency`; `scores`: a function that returns [E, H] before the softmax, to rank by; `edge_type`: theirs.
+`Adjacency`; `scores`: a function that returns [E, H] before the softmax, to rank by; `edge_type`: of edges.
 """
 Adapter = Callable[[Any, Tap], AbstractContextManager[None]]
 """(layer, tap) → context manager; inside it the layer calls `tap`, after it the layer is as before."""

@@ -78,7 +78,7 @@ class LayerAttention:
         num_nodes: int,
         name: str = "",
     ) -> LayerAttention:
-        """Build from edges [E] in any order; parallel ones keep theirs. `InputError` if nodes are invalid."""
+        """Build from edges [E] in any order; parallel ones keep their order."""
         ends = [torch.as_tensor(index, device=values.device).long() for index in (source, destination)]
         for end, index in zip(("source", "destination"), ends, strict=True):
             if index.shape != values.shape[:1]:
@@ -168,8 +168,8 @@ class LayerAttention:
             a_j = exp(mean_h log w_jh) / Σ_i exp(mean_h log w_ih)
 
         This is the softmax of the mean scores. A neighbour with weight 0 in some head gets 0; if every
-        neighbour has such a head, those with the fewest get all. With an `edge_type` the numbers of a node
-        sum to its attention to that type, otherwise to 1.
+        neighbour has such a head, those with the fewest such heads share all. With an `edge_type` the numbers
+        of a node sum to its attention to that type, otherwise to 1.
         """
         if self.scores is None and self.num_heads == 1:
             return self.values.squeeze(1).double()
@@ -294,5 +294,5 @@ def _first_difference(first: LayerAttention, second: LayerAttention) -> str:
 
 
 def mean_heads(scores: Tensor) -> Tensor:
-    """Return the mean [E] of scores [E, H] over heads, in a fixed order: no edge depends on others."""
+    """Return the mean [E] of scores [E, H] over heads, rounded alike whatever other edges there are."""
     return reduce(torch.add, scores.unbind(1)) / scores.shape[1]

@@ -1,7 +1,7 @@
 """Limits: clip what an attention layer computes for each node to the range seen on a reference graph.
 
-Each channel is clipped, and the norm: a typical node is extreme in a few channels, not in all. Limits
-measured with `clip_share=0` and `shrink=0` on all nodes of a graph change nothing on it, bit for bit.
+Each channel is clipped; the norm, too, because a typical node is extreme in a few channels, not in all.
+Limits measured with `clip_share=0` and `shrink=0` on all nodes of a graph change nothing on it, bit for bit.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def replacing_values(points: Mapping[Limits, Tensor], chosen: Tensor) -> Abstrac
 
 @typed
 def replacing_entry(entry: Sequence[Limits], points: Tensor) -> AbstractContextManager[None]:
-    """Replace values of the last M nodes by `points` [M, D] between 0 and 1, concatenated over `entry`."""
+    """Replace values of the last M nodes by `points` [M, D] in [0, 1], columns in the order of `entry`."""
     sizes = [limits.low.numel() for limits in entry]
     if points.dim() != 2 or points.shape[1] != sum(sizes):
         raise InputError(f"`entry_values` must have shape [nodes, {sum(sizes)}], got {tuple(points.shape)}")

@@ -110,7 +110,7 @@ def _edge_terms(layer: Any, edge_attr: Tensor) -> Tensor:
 def _edge_updater_adapter(
     owner: type[nn.Module], nodes: str, score: Callable[[Any, Tensor, Tensor, Tensor | None], Tensor]
 ) -> Adapter:
-    """Adapter of layers whose `edge_updater` takes both ends as argument `nodes` and returns attention."""
+    """Adapter of layers whose `edge_updater` gets both ends as the argument `nodes` and returns attention."""
 
     @contextmanager
     def adapter(layer: Any, tap: Tap) -> Iterator[None]:

@@ -106,7 +106,7 @@ def _reach_and_moved(
 
 
 def _moved(moves: Tensor, reach: Tensor) -> Tensor:
-    """Return the changed nodes, bool [N]: none, unless one changed clearly though it is not in reach."""
+    """Return the changed nodes, bool [N]; all False unless a node out of reach clearly changed."""
     eps = torch.finfo(moves.dtype).eps
     coupled = ((moves > eps**0.5) & ~reach).any()
     return torch.where(coupled, moves > SMALL * eps, False)

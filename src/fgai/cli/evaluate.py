@@ -406,7 +406,7 @@ def explain(
     reference = opened.load(vanilla)
     path, change_path = options.check_output(output, force), options.check_output(save_change, force)
     out.say(f"explaining node {node} of {graph!r}" + ("" if threat is None else f", threat {threat.name}"))
-    number = graph.number_of(node)
+    number = graph.node_index(node)
     common: dict[str, Any] = {"k": attacker.k, "layer": shown_layer, "seed": attacker.seed}
     explain_node(model, graph, number, **common, threat=None, certificate=False)  # bad input first
     attack = None

@@ -93,7 +93,7 @@ def report(
             threat=threat,
             k=attacker.k,
             seed=attacker.seed,
-            node=None if node is None else graph.number_of(node),
+            node=None if node is None else graph.node_index(node),
             reproduce=[*_reproduce(opened), _line("fgai", "report", *models, flags=flags)],
             what_if=what_if,
             counterfactual=counterfactual,
@@ -218,7 +218,7 @@ def audit(
         options.check_output(file, force)
     opened = files._open_model(source)
     graph, name = opened.graph, opened.kind
-    opening_node = None if node is None else graph.number_of(node)
+    opening_node = None if node is None else graph.node_index(node)
     check_counterfactual(graph, counterfactual)
     models = {name: opened.model}
     passes = files.evaluation_passes(threat, graph) + files.CERTIFICATE
@@ -281,7 +281,7 @@ def explore(
     """
     _, networks, graph = files._open_models(models, own)
     answers = WhatIf(networks, graph, k=k)
-    start = None if node is None else graph.number_of(node)
+    start = None if node is None else graph.node_index(node)
     certified = {}
     if graph.num_nodes <= CERTIFIED:
         out.say("certifying against injected neighbours")

@@ -70,11 +70,11 @@ def breaking_point(
     """Find a number of injected nodes that breaks explanations while one fewer does not.
 
     The explanation attack is run with 1, 2, 4, ... nodes, at most `limit`, until the overlap (mean over
-    layers, touched nodes) is below the threshold, above 0 and at most 1; then the number is bisected. Budgets
-    are nested: an attack with n nodes has the first n nodes, and all their edges, of one with more. The
-    overlap need not fall with every node, so a smaller number that was not tried may break the threshold,
-    too. The `threat` is an injection threat by name or of your own, whose `nodes` are replaced; `targets` are
-    `test` or `val` nodes. Raises `InputError` for other threats, and for a model that is no node classifier.
+    layers, touched nodes) is below `threshold`, in (0, 1]; then the number is bisected. A larger attack has
+    the nodes and edges of every smaller one. The overlap need not fall with every node, so a smaller number
+    that was not tried may break the threshold, too. The `threat` is an injection threat by name or of your
+    own, whose `nodes` are replaced; `targets` are `test` or `val` nodes. Raises `InputError` for other
+    threats, and for a model that is no node classifier.
 
     Example:
         >>> import fgai

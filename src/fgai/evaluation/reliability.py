@@ -65,13 +65,13 @@ def check_outputs(logits: Tensor, again: Tensor) -> None:
 
 
 def check_range(clipped: int, total: int, reference_share: float) -> None:
-    """Warn if limits clip more values than on the graph they were measured on (`out-of-range`)."""
+    """Warn if limits clip more values than on the graph the limits come from (`out-of-range`)."""
     share = clipped / total if total else 0.0
     if share > 2 * reference_share + OUTSIDE:
         _warn(
             "out-of-range",
             f"{share:.1%} of the nodes' values lie outside the model's limits, {reference_share:.1%} on the"
-            " graph they were measured on; measure them on this graph with `fgai.limit`",
+            " graph the limits come from; measure them on this graph with `fgai.limit`",
         )
 
 

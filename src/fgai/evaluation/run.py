@@ -74,10 +74,10 @@ def evaluate(
     """Attack a model and measure how its predictions and its attention hold, on original nodes and edges.
 
     The model is attacked through its own gradients in eval mode and is left as it was. Every model meets the
-    same threat. Scores are under the strongest change found, whose endpoints may differ between models; under
-    an ensemble explanations are compared at endpoints that all models with the same seed and `vanilla` share.
-    Where a number may mislead, a `ReliabilityWarning` is given and kept in the record. docs/metrics.md
-    defines the numbers.
+    same threat. Scores are under the strongest change found; models may differ in the nodes it joins, its
+    endpoints. Under an ensemble, explanations are compared at endpoints that all models with the same seed
+    and `vanilla` share. Where a number may mislead, a `ReliabilityWarning` is given and kept in the record.
+    docs/metrics.md defines the numbers.
 
     Args:
         model: fgai's, or any PyG model the recorder supports, for the task of the data.
@@ -362,7 +362,7 @@ class _Run:
 
 
 def _null_row(views: Views) -> dict[str, Any]:
-    """Every metric of uniform or random attention with a null row, without the name of the only attack."""
+    """Every metric that has a null row, on uniform or random attention; a lone attack's name is dropped."""
     row: dict[str, Any] = {}
     for spec in {spec.null: spec for spec in metrics.METRICS.values()}.values():  # a shared function once
         if spec.null is not None:

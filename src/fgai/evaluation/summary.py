@@ -52,8 +52,8 @@ def paired_interval(
         d̄ ± t · s / √(n + 2),   d_i = second_i − first_i
 
     Both are [N] or [L, N] (the mean over layers counts), in [0, 1], NaN where a node has no value; only
-    `counted` nodes count, if given. The mean d̄ and the standard deviation s are over the values of the n
-    nodes, 1 and −1: otherwise a handful of nodes that agree would prove a difference. Of values of 0 and 1
+    `counted` nodes count, if given. The mean d̄ and the standard deviation s are over the n values and
+    two more, 1 and −1: otherwise a handful of nodes that agree would prove a difference. Of values of 0 and 1
     six nodes must be on one side and none on the other, as in the exact sign test. `difference` is the mean
     over the n nodes alone.
 

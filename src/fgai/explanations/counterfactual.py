@@ -47,8 +47,8 @@ def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfact
     """Search few neighbours whose removal (of the edges with `node`, in both directions) changes its class.
 
     Single neighbours, then all sets of 2, 3, ... while there are at most `EXHAUSTIVE` of a size, are tried
-    until one changes the class. Its size, or else the first not fully tried, is the lower bound (1 with
-    positional encodings). A greedy search finds larger sets.
+    until one changes the class. The lower bound is the smallest size not ruled out so (1 with positional
+    encodings). A greedy search finds larger sets.
     """
     adjacency = graph.adjacency
     sources = adjacency.source[adjacency.destination == node]
@@ -70,8 +70,8 @@ def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0
     """Search new neighbours of `node` alone that change its class; None for a graph without features.
 
     A new node copies a node whose logits favour another class, or the mean of the training nodes of a class;
-    then an attack searches features. The lower bound, for any features, is that of `certify_injection`, of
-    models with limits.
+    then an attack searches features. The lower bound, for any features, is that of
+    `certify_injection`; 1 for models without limits.
     """
     candidates = [] if graph.features is None else _candidates(model, graph, node)
     if not candidates:

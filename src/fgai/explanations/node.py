@@ -80,7 +80,7 @@ class GraphView:
 
     graph: Graph  # prepared for the model
     attention: LayerAttention  # [E, 1], `LayerAttention.explanation` of a layer, or layers reduced
-    predicted: NDArray[np.int64]  # [N] class of the node, of its graph, or of a pair it is an end of, or 0
+    predicted: NDArray[np.int64]  # [N] class of the node, its graph or one of its pairs; 0 if none
     confidence: NDArray[np.float64]  # [N] probability of that class; 0 for a node in no pair
     num_original: int  # nodes from this number on were injected
 

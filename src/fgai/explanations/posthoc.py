@@ -260,7 +260,7 @@ class _PyGScores(EdgeExplainer):
                 if torch.allclose(again, logits[node], rtol=_TOLERANCE, atol=_TOLERANCE):
                     return field, logits[node].argmax().expand(field.x.shape[0])
             raise InputError(
-                "`model` returns other logits as `model(x, edge_index)`; use attention explainers"
+                "`model(x, edge_index)` returns other logits than on the graph; use attention explainers"
             )
 
         return field_of

@@ -238,7 +238,7 @@ class NodeExplanation(TabledDocument):
         )
         status = layer["class_status"]
         if class_radius is not None:
-            return f"{order}; class not while each head moves by less than {class_radius:.4f} ({status})"
+            return f"{order}; class stays while each head moves by less than {class_radius:.4f} ({status})"
         return f"{order}; class: {'unknown' if status == 'unknown' else 'does not depend on attention'}"
 
 

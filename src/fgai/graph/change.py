@@ -67,7 +67,7 @@ class GraphChange:
 
 
 class ChangedEdges:
-    """A copy of the edges and rows of a change, to compare others with; equal tensors are read once."""
+    """A copy of the edges and rows of a change, to compare others with; tensors are read once."""
 
     def __init__(self, change: GraphChange) -> None:
         self._copy = replace(change, features=None, delta=None, entry_values=None).detach()

@@ -30,7 +30,7 @@ def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
 
 
 def _merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) -> Tensor:
-    """Return one value per distinct edge, the number of which is in `inverse` [E]; duplicates must agree."""
+    """Return one value per distinct edge; `inverse` [E] has its index. Values of duplicates must be equal."""
     positions = torch.arange(len(inverse), device=inverse.device)
     first = positions.new_zeros(num_edges).scatter_reduce(0, inverse, positions, "amin", include_self=False)
     merged = values[first]

@@ -53,7 +53,7 @@ def _entries(features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def feature_pieces(read: Callable[[], Iterable[tuple[int, Features]]]) -> tuple[Piece, Piece]:
-    """Return positions and values of features that `read()` yields as (first row, block), called twice."""
+    """Return positions and values of features; `read()`, called twice, yields (first row, block)."""
 
     def positions() -> Iterator[Numbers]:
         for first, features in read():

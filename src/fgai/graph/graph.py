@@ -80,10 +80,11 @@ class Graph:
         graph_y: [G] int64, one label per small graph.
         links: pairs of nodes to predict links for; the edges are then for message passing alone.
         merged: [2, D], the duplicate edges that were dropped.
-        entry_values: [M, D] in [0, 1]: what the last M nodes have in the first layer of a model with limits,
-            whatever their features; 0 and 1 are the ends of its ranges. Further injections drop it.
-        peers: (first, stop): the nodes first..stop-1, e.g. those of one type, whose features bound those of
-            injected nodes; None for all nodes.
+        entry_values: [M, D] in [0, 1]: values of the last M nodes in the first layer of a model with limits,
+            in place of those of their features; 0 and 1 are the ends of its ranges. Further injections drop
+            them.
+        peers: (first, stop): the nodes first..stop-1, e.g. those of one type, whose range of features
+            injected nodes keep to; None for all nodes.
         node_names: names of the nodes in their file, by number; injected nodes have none.
         class_names: likewise of the classes.
         name: for messages and records.
@@ -275,8 +276,8 @@ class Graph:
         """Whether every node has a self-loop."""
         return int((self.adjacency.source == self.adjacency.destination).sum()) == self.num_nodes
 
-    def number_of(self, node: str) -> int:
-        """Return the number of a node from its name, or from digits if nodes have no names."""
+    def node_index(self, node: str) -> int:
+        """Return the index of a node from its name, or from digits if nodes have no names."""
         if self.node_names is not None and node in self.node_names:
             return self.node_names.index(node)
         if self.node_names is None and node.isdecimal() and int(node) < self.num_nodes:

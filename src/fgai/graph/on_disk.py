@@ -21,7 +21,7 @@ class GraphOnDisk(ABC):
 
     @abstractmethod
     def nodes(self, seed: int) -> Graph:
-        """Return the nodes without edges and features, with labels and masks; a random split if none."""
+        """Return the nodes without edges and features, with labels and masks (a random split if none)."""
 
 
 def is_store(path: Path | str) -> bool:

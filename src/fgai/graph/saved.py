@@ -23,7 +23,7 @@ class InjectedNode(TypedDict):
 
     edges: list[int]  # existing nodes it is joined to, in both directions
     strength: float  # its features are multiplied by this
-    copy: NotRequired[int]  # features of this node
+    copy: NotRequired[int]  # the node whose features it gets
     typical: NotRequired[int]  # mean features of the training nodes of this class, see `typical_features`
     features: NotRequired[list[float]]  # F numbers
 
@@ -145,7 +145,9 @@ def typical_features(graph: Graph, label: int) -> Tensor:
 
 def _features(new: InjectedNode, graph: Graph) -> Tensor:
     if len(new) != 3 or graph.features is None:
-        raise CheckpointError("injected nodes need one of `copy`, `typical`, `features`; the graph, features")
+        raise CheckpointError(
+            "injected nodes need `copy`, `typical` or `features`, and a graph with features"
+        )
     if "copy" in new:
         rows = graph.features.select(torch.tensor([new["copy"]], device=graph.device))
     elif "typical" in new:

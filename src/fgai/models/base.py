@@ -119,7 +119,7 @@ class AttentionModel(GraphModel, ABC):
 
     @property
     def can_capture(self) -> bool:
-        """Whether a CUDA graph can capture training: there is no guard, which may wait for the GPU."""
+        """Whether a CUDA graph can capture training; not with a guard, which may wait for the GPU."""
         return self.guard is None
 
     @property

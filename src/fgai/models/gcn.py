@@ -29,8 +29,8 @@ class GCNLayer(TappedLayer):
 
         a_ji = n_ji / s_i,   s_i = Σ_j n_ji,   output_i = s_i Σ_j a_ji z_j + b.
 
-    With `gated`, the shares are learned: `a = softmax(score + log n)` with GAT's score. Its weights start at
-    0, which changes nothing. `input_norm` first applies layer normalisation to the input.
+    With `gated`, the shares are learned: `a = softmax(score + log n)` with GAT's score, which starts at
+    0 (the shares above). `input_norm` first applies layer normalisation to the input.
     """
 
     heads = 1
@@ -90,7 +90,7 @@ class GCNLayer(TappedLayer):
 def _shares(
     adjacency: Adjacency, edge_weight: Tensor | None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Return shares a [E, 1] and sums s [N] of `n_ji = w_ji / √(d_j d_i)`, 0 if d_i = `Σ_j w_ji` is."""
+    """Return shares a [E, 1] and sums s [N] of `n_ji = w_ji / √(d_j d_i)`, `d_i = Σ_j w_ji`; 0 if d_i is."""
     weight = edge_weight
     if weight is None:
         weight = torch.ones(adjacency.num_edges, device=adjacency.device)

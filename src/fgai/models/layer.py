@@ -146,7 +146,7 @@ class AttentionLayer(TappedLayer):
 
     def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
         """Return source side (key) and destination side (query) of the score and the values, per node."""
-        with exclusive():  # waits for blocks of other threads that override limits
+        with exclusive():  # waits while another thread overrides limits
             return self._sides(x)
 
     def _sides(self, x: Tensor | Features, num_nodes: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,7 +172,7 @@ class AttentionLayer(TappedLayer):
         return score_dot(destination, source, adjacency)
 
     def source_for(self, scores: Tensor, destination: Tensor) -> Tensor | None:
-        """Return source sides that would get these scores [V, H] at the destination sides [V, H, ...].
+        """Return source sides that would get these scores [N, H] at the destination sides [N, H, ...].
 
         None if there are none: with a query or weight of zeros, every source gets the same score.
         """
@@ -191,7 +191,7 @@ class AttentionLayer(TappedLayer):
 
     def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return `score_edges` averaged over heads [E]; no edge depends on other edges, even in rounding."""
-        # Scores that sum over channels are computed head by head: several heads could change the order.
+        # Scores that sum over channels are computed head by head: several at once could change rounding.
         size = MAX_SCORES // max(1, adjacency.num_edges) if self.score == "additive" else 1
         size = max(1, min(self.heads, size))
         parts = zip(torch.split(source, size, 1), torch.split(destination, size, 1), strict=True)
@@ -231,7 +231,7 @@ class AttentionLayer(TappedLayer):
     ) -> tuple[Tensor, Tensor]:
         """Compute the aggregated values [N, H, C] and the attention [E, H] from `sides` by a fused kernel.
 
-        Attention is returned before dropout, [E, 1] if `averaged` over heads, perhaps empty if not `written`.
+        Attention is returned before dropout, [E, 1] if `averaged` over heads, maybe empty unless `written`.
         No gradient flows from one result to the other. `bias` [H, C] is added to the aggregated values.
         """
         p = self.attention_dropout if self.training else 0.0
@@ -254,13 +254,13 @@ class AttentionLayer(TappedLayer):
         """Return [N, H·C], or [N, C] when the heads are averaged; `edge_weight` [E] as in `attend`."""
         if self.tap is None and edge_weight is None:
             sides, watched = self._sides(x, adjacency.num_nodes), self.watch is not None
-            joined = self.concat and self.bias is not None
-            bias = self.bias.view(self.heads, -1) if joined else None  # type: ignore[union-attr]
+            bias_fused = self.concat and self.bias is not None
+            bias = self.bias.view(self.heads, -1) if bias_fused else None  # type: ignore[union-attr]
             out, attention = self.fused(*sides, adjacency, written=watched, averaged=watched, bias=bias)
             if self.watch is not None:
                 ranks = self.mean_scores(*sides[:2], adjacency) if self.ranked else None
                 self.watch(attention, adjacency, ranks)
-            return out.flatten(1) if joined else self.join(out)
+            return out.flatten(1) if bias_fused else self.join(out)
         attention, values, scores = self.attend(x, adjacency, edge_weight)
         attention = self.show_attention(attention, adjacency, scores)
         attention = dropout(attention, self.attention_dropout, self.training)
