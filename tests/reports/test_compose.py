@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fgai
 from fgai.attacks import Attack, AttackResult
@@ -104,3 +105,8 @@ def test_pages_of_other_tasks_hold_no_certificate_of_other_rows(task: str) -> No
     else:
         assert data.graph_y is not None and data.batch is not None
         assert len(nodes["id"]) == len(nodes["label"]) and set(nodes["label"]) == {0, 1}
+
+
+def test_a_counterfactual_that_is_no_switch_is_refused() -> None:
+    with pytest.raises(TypeError, match="`counterfactual` of `report` must be True or False, got Tensor"):
+        fgai.report(models(), GRAPH, counterfactual=torch.ones(3))  # type: ignore[arg-type]

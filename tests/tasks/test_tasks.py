@@ -139,7 +139,7 @@ class TestLinkTask:
         with pytest.raises(InputError, match="pairs"):
             Links(torch.zeros(3, 4), torch.zeros(4), torch.zeros(4))
         with pytest.raises(InputError, match="one entry per pair"):
-            Links(torch.zeros(2, 4), torch.zeros(3), torch.zeros(4))
+            Links(torch.zeros(2, 4, dtype=torch.long), torch.zeros(3), torch.zeros(4))
         with pytest.raises(InputError, match="link_split"):
             TASKS["link"].count(cases.data("node"))
 

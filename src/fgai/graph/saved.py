@@ -146,7 +146,7 @@ def typical_features(graph: Graph, label: int) -> Tensor:
 def _features(new: InjectedNode, graph: Graph) -> Tensor:
     if len(new) != 3 or graph.features is None:
         raise CheckpointError(
-            "injected nodes need `copy`, `typical` or `features`, and a graph with features"
+            "each injected node needs one of `copy`, `typical`, `features`, and the graph features"
         )
     if "copy" in new:
         rows = graph.features.select(torch.tensor([new["copy"]], device=graph.device))
