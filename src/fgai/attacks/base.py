@@ -30,7 +30,7 @@ from fgai.threads import with_gradients
 from fgai.trackers import Tracker
 from fgai.typed import typed
 
-MOST_SINGLE_USES = 3  # plans of partial passes used only once, in a row, before a judge makes full passes
+MOST_SINGLE_USES = 3  # consecutive plans of partial passes used only once, before a judge makes full passes
 
 
 @typed

@@ -121,8 +121,8 @@ class Budget:
     Attributes:
         nodes: new nodes.
         edges: edges of each new node; where `nodes` is 0, edges added and removed between existing nodes.
-        box: interval for the features of new nodes, one for all; None takes one for each feature from the
-            data, a tenth of its range beyond it on both sides. A feature that never varies stays as it is.
+        box: interval for the features of new nodes, one for all; None takes each feature's range in
+            the data, widened by a tenth on both sides. A feature that never varies stays as it is.
         radius: largest change of an existing feature, in units of half its box (0: existing features stay).
         rows: share of the target nodes whose features may change.
         steps: gradient steps.

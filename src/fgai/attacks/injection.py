@@ -32,7 +32,7 @@ SINE = _Space(lambda angle, box: box.features(torch.sin(angle)))
 
 @typed
 def draw_features(graph: Graph, count: int, box: Box, generator: torch.Generator) -> Tensor:
-    """Return [count, F] features drawn uniformly from the box, as `Budget.noise_box` returns one."""
+    """Return [count, F] features drawn uniformly from `box`, e.g. `Budget.noise_box(graph)`."""
     checks.whole(count, "count", 0, LARGEST)
     noise = torch.rand(count, graph.num_features, generator=generator, dtype=torch.float32).to(box.low)
     return (box.low + (box.high - box.low) * noise).clamp(*box)

@@ -87,7 +87,7 @@ _ALL = (
         "ensemble-strong",
         EnsembleInjection,
         Budget(**LARGE[0]),
-        "60 nodes × 40 edges, all searches of the ensemble: beside every claim",
+        "60 nodes × 40 edges, all searches of the ensemble: reported beside `ensemble`",
         Budget(**LARGE[1]),
     ),
     _injection(
@@ -154,7 +154,7 @@ _ALL = (
     _injection(
         "values",
         ValueInjection,
-        " with any values that limits allow, whatever the features: models with limits",
+        " with any values that the first layer's limits allow: for models with limits",
     ),
 )
 THREATS = {threat.name: threat for threat in _ALL}

@@ -1,7 +1,7 @@
 """`load_graph`: a graph of your own from an `.npz` archive, a PyG `.pt` file, CSV tables or a folder.
 
-Files are not trusted: arrays are read without pickles and no larger than their file explains, `.pt` files by
-PyTorch's restricted loader, which knows PyG's `Data` and tensors and runs nothing.
+Files are not trusted: arrays are read without pickles and no larger than the file's size allows, `.pt` files
+by PyTorch's restricted loader, which knows PyG's `Data` and tensors and runs nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TABLES = ("edges.csv", "nodes.csv")  # in a folder; the second may be missing
 ENDS = ("source", "destination")
 _MISNAMED = {"id": "node", "label": "y", "class": "y", "mask": "split", "target": "destination"}
 """Frequent wrong names of columns, and the right ones; they are refused, not read as attributes."""
-_MOST_NODES_PER_EDGE = 64  # beyond a million nodes; larger node numbers are probably labels
+_MOST_NODES_PER_EDGE = 64  # beyond a million nodes; larger node numbers are probably arbitrary ids
 
 
 @typed
@@ -188,7 +188,7 @@ def _read_tables(path: Path, nodes: Path | None) -> dict[str, Any]:
     else:
         if numbers is None:  # nodes are numbered in the order in which their names appear
             for name in ENDS:
-                edges.refuse(name, _is_number, "must be a name as others are")
+                edges.refuse(name, _is_number, "must be a name, not a number, as others are")
             pairs = zip(*(edges.columns[name] for name in ENDS), strict=True)
             numbers = {name: index for index, name in enumerate(dict.fromkeys(chain.from_iterable(pairs)))}
             fields["node_names"], fields["num_nodes"] = tuple(numbers), len(numbers)

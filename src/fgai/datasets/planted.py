@@ -32,8 +32,8 @@ def planted(seed: int = 0, num_nodes: int = 2000, num_classes: int = 5) -> Graph
     one class, the others any two nodes. An edge j → i is informative (`edge_truth`) if j is reliable and of
     i's class. Words alone classify about two fifths of the nodes, averaging all neighbours four fifths.
 
-    The graph is undirected, with sparse features and without loops, duplicates and masks, which
-    `fgai.load_dataset("planted", seed)` draws, always with the graph of seed 0.
+    The graph is undirected, with sparse features, without loops, duplicates and masks. In
+    `fgai.load_dataset("planted", seed)` the seed draws masks alone: the graph is always that of seed 0.
 
     Example:
         >>> graph = planted(seed=0)

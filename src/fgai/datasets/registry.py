@@ -49,7 +49,7 @@ class Source:
     file, or of a zip archive of all.
     """
 
-    make: Callable[[], Graph] | None = None  # returns a graph without files; split `public` keeps its masks
+    make: Callable[[], Graph] | None = None  # makes the graph in Python; split `public` keeps its masks
     reader: Reader | None = None  # returns the content of the files as a `fgai.datasets.readers.RawGraph`
     url: str | None = None
     sha256: tuple[str, ...] = ()  # of the files of the first layout, in order; empty if unknown
@@ -61,7 +61,7 @@ _SOURCES: dict[str, Source] = {}
 
 
 TASK_SPLITS: dict[str, tuple[str, Callable[[Graph, int], Graph]]] = {"link": ("node", link_split)}
-"""By task: another task whose datasets can be used for it, and `split(graph, seed)`, which prepares them."""
+"""By derived task: the task whose datasets it uses, and `split(graph, seed)`, which prepares them."""
 
 
 @typed

@@ -84,7 +84,7 @@ def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> S
 
     The graphs (or nodes) of each class, but for the label -1, are shuffled once and distributed in turn;
     `fold` is for test, the next one for validation, the others for training. All folds of a seed are disjoint
-    and cover everything. A `fold` of `folds` or more is one of another shuffle.
+    and cover everything. From `fold` = `folds` on, another shuffle is used.
 
     Example:
         >>> y = torch.arange(40) % 2

@@ -30,7 +30,7 @@ class Task(ABC):
 
     name: ClassVar[str]  # `node`, `link`, `graph` or another
     rows_are: ClassVar[str]  # what a row of the logits stands for, in words
-    # by names in records, headline first: names in `METRICS`, or `class_auc`, `link_auc`, `link_precision`
+    # name in records → metric, headline first: one of `METRICS`, or `class_auc`, `link_auc`, `link_precision`
     scores: ClassVar[Mapping[str, str]]
     selected_by: ClassVar[str | None] = None  # the score that chooses the epoch to keep; None for accuracy
     fixed_graph: ClassVar[bool] = True  # the same in every epoch, so that training steps can be captured
@@ -38,7 +38,7 @@ class Task(ABC):
     row_per_graph: ClassVar[bool] = False  # a row is a small graph, pooled and with a budget of its own
     needs_links: ClassVar[bool] = False  # rows are the pairs in `graph.links`
     linear_read_out: ClassVar[str] = ""  # `product` or `mean` of nodes' vectors, for certificates; else empty
-    checks_stability: ClassVar[bool] = False  # faithful training compares attacks on the validation rows
+    checks_stability: ClassVar[bool] = False  # faithful training is checked by attacks on validation rows
     training: ClassVar[Mapping[str, Any]] = {}  # other defaults of `FaithfulSettings` and `HardenSettings`
     split_function: ClassVar[str] = "fgai.datasets.random_split"  # what makes a split, for error messages
     class_names: ClassVar[tuple[str, ...] | None] = None  # by number, where the task decides the classes
@@ -113,14 +113,14 @@ class Task(ABC):
         return nodes
 
     def edge_groups(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
-        """[R+1] where the edges ranked together begin; None where every node ranks its own."""
+        """[groups + 1] offsets of edges ranked together; None: the incoming edges of each node."""
         return None
 
     def explanation_values(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
-        """Turn values of neighbourhoods [L, N] into those of explanations of `rows` [T], [L, ·] by kind.
+        """Turn values per layer and neighbourhood [layers, N] into values per explained row of `rows` [T].
 
-        `values` are per range of edges of `edge_groups`, if any. Empty where a row's explanation is its
-        node's.
+        They are [layers, ·] by kind. `values` are per group of edges of `edge_groups`, if any. Empty where
+        rows are nodes.
         """
         return {}
 

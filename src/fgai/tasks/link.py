@@ -54,7 +54,7 @@ class LinkTask(Task):
         return graph.remove(edges)[0] if edges.numel() else graph
 
     def epoch(self, graph: Graph, generator: torch.Generator) -> Graph:
-        """Training links, as many fresh pairs that are none, and the validation pairs."""
+        """Training links, as many fresh pairs without a link, and the validation pairs."""
         links = _links_of(graph)
         positives = links.take(links.rows("train"))
         positives = positives.take((positives.y == 1).nonzero().flatten())

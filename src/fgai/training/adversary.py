@@ -28,7 +28,7 @@ class InjectionAdversary:
     `ascend_and_inject` changes the features in place, along the gradient of the last backward pass, and
     returns a graph with the nodes. The caller computes the loss to increase on it, and back-propagates it.
 
-    If the first layer has limits, every second node has no features but values in that layer, a point
+    If the first layer has limits, every second node has, instead of features, values in that layer
     between the smallest and the largest allowed ones, see `Graph.entry_values`. Endpoints are drawn from the
     budget's `targets`. `feature_range` is the smallest and largest value of each feature, by default those on
     the graph.

@@ -118,7 +118,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 def epoch_generator(seed: int, epoch: int, stream: int = 0) -> torch.Generator:
-    """Return the generator of an epoch, or of a negative number for other draws; streams are independent."""
+    """Return the generator of an epoch (negative: of other draws); streams are independent."""
     return torch.Generator().manual_seed(epoch_seed(seed, epoch) ^ stream)
 
 

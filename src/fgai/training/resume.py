@@ -1,4 +1,4 @@
-"""The history of a training, and checkpoints: one that resumes ends with the same weights, bit for bit."""
+"""The history of a training, and checkpoints: a resumed training ends with the same weights, bit for bit."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class FaithfulSettings(_FineTuningSettings):
         nodes: number of nodes that the adversary injects.
         edges: number of edges of each injected node; fewer if there are fewer nodes to join.
         box: (low, high) of their features; None takes one for each feature from the data, see `Budget`.
-        steps: ascent steps of the adversary per attacked epoch; the first reuses the training gradient.
+        steps: ascent steps of the adversary per attacked epoch; the first uses the last training step's.
         k: size of the explanation, for similarity and margin.
         radius: of the l1 ball in attention space, for the margin.
         epochs: number of epochs, on the clean and the attacked graph in turn.

@@ -138,8 +138,8 @@ class StepContext:
         graph: the clean graph or mini-batch, prepared for the model.
         vanilla_outputs: of the vanilla model, see `VanillaOutputs`.
         settings: see `FaithfulSettings`.
-        logits: [N, C] on the clean graph; detached in attacked terms, of vanilla in attacked-only epochs.
-        layers: attention on the clean graph, per layer; likewise detached or of vanilla.
+        logits: [N, C] on the clean graph; detached in attacked terms, vanilla's in attacked-only epochs.
+        layers: attention on the clean graph, per layer; likewise detached or vanilla's.
         ramp: factor of the attacked terms; rises from 0 to 1 during the training.
         attacked_logits: [N, C] under attack; attacked terms only.
         attacked_attention: per layer [E], on the clean edges, if some attacked term `needs_attention`.
@@ -228,8 +228,8 @@ def term(
     """Declare a loss term of `make_faithful(..., terms=[...])`; a decorator.
 
     It is computed `on` the `clean` graph, or the `attacked` one with injected nodes. One with the name of a
-    built-in term replaces it; `FaithfulSettings` has its weight. Terms that read `context.attacked_attention`
-    need `needs_attention=True`, those that read `context.explanations` need `needs_explanation=True`. A clean
+    built-in term replaces it, with the weight in `FaithfulSettings`. Those that read
+    `context.attacked_attention` need `needs_attention=True`, those that read `context.explanations` need `needs_explanation=True`. A clean
     term with `own_pass` runs the model itself; it is back-propagated separately to save memory.
 
     Raises:
@@ -314,7 +314,7 @@ def closeness(context: StepContext) -> Tensor:
 
 @term(on="clean", needs_explanation=True)
 def similarity(context: StepContext) -> Tensor:
-    """Distance to the vanilla model's attention, and how far its top-k fall below the model's own.
+    """Distance to the vanilla model's attention, and how far vanilla's top-k fall below the model's own.
 
     Σ over layers of mean over nodes of `½ Σ_j |w_j − w̃_j| / contrast`, plus mean over nodes with more than k
     neighbours of `(1/k) Σ_{j in T} relu(θ − ā_j) / θ`. T is the vanilla top-k, ā the explanation, θ its k-th

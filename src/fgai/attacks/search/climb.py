@@ -100,10 +100,10 @@ class SearchSpec:
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The worst point of a search."""
+    """The point of a search with most damage, then the highest loss."""
 
     features: Tensor  # [M, F] the values there
-    damage: float  # by which it is the worst
+    damage: float  # there
     loss: float  # climbed, there
     gradient: float = 0.0  # largest entry of any gradient, in size
     steps: int = 0
@@ -115,10 +115,10 @@ class SearchResult:
 def climb(
     site: _InjectionSite, score: Score, start: Tensor, specs: Sequence[SearchSpec], box: Box
 ) -> list[SearchResult]:
-    """Maximise a score at a site from the starts [B, M, F], independently; of each the worst point counts.
+    """Maximise a score at a site from the starts [B, M, F], independently.
 
-    Worst is by damage, then by loss; more steps never find less. The B `specs` have equal steps; neighbours
-    that share space and optimiser are moved at once.
+    Of each the point with most damage counts, then the highest loss; more steps never find less. The B
+    `specs` have equal steps; neighbours that share space and optimiser are moved at once.
     """
     began = perf_counter()
     results = _Climb(site, score, start, specs, box).run(specs[0].steps)
