@@ -229,8 +229,9 @@ def term(
 
     It is computed `on` the `clean` graph, or the `attacked` one with injected nodes. One with the name of a
     built-in term replaces it, with the weight in `FaithfulSettings`. Those that read
-    `context.attacked_attention` need `needs_attention=True`, those that read `context.explanations` need `needs_explanation=True`. A clean
-    term with `own_pass` runs the model itself; it is back-propagated separately to save memory.
+    `context.attacked_attention` need `needs_attention=True`, those that read `context.explanations`
+    `needs_explanation=True`. A clean term with `own_pass` runs the model itself; it is back-propagated
+    separately to save memory.
 
     Raises:
         InputError: another graph, a negative weight, or a flag that does not go with the graph.
