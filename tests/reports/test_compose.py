@@ -108,5 +108,5 @@ def test_pages_of_other_tasks_hold_no_certificate_of_other_rows(task: str) -> No
 
 
 def test_a_counterfactual_that_is_no_switch_is_refused() -> None:
-    with pytest.raises(TypeError, match="`counterfactual` of `report` must be True or False, got Tensor"):
+    with pytest.raises(TypeError, match="`counterfactual` must be True or False, got Tensor"):
         fgai.report(models(), GRAPH, counterfactual=torch.ones(3))  # type: ignore[arg-type]

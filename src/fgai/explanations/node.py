@@ -243,7 +243,9 @@ def check_node(node: int | None, count: int) -> None:
 
 
 def check_counterfactual(graph: Graph, counterfactual: bool) -> None:
-    """Raise `InputError` if counterfactuals are searched for links or graphs."""
+    """Raise `InputError` if counterfactuals are searched for links or graphs, `TypeError` for no switch."""
+    if not isinstance(counterfactual, bool | int | np.bool_ | None):
+        raise TypeError(f"`counterfactual` must be True or False, got {type(counterfactual).__name__}")
     if counterfactual and not task_of(graph).row_per_node:
         raise InputError("`counterfactual` is searched for the class of a node; leave it out for other tasks")
 

@@ -20,11 +20,9 @@ from fgai.reports.build import Report, make_report
 from fgai.reports.page import check_page, write_report
 from fgai.reports.results import certify_injections
 from fgai.threads import with_gradients
-from fgai.typed import typed
 from fgai.version import adding_facts
 
 
-@typed
 @with_gradients
 @adding_facts(command="fgai.report")
 def report(
